@@ -13,7 +13,15 @@ from pathlib import Path as File
 from typing import Any
 
 from jobspec import kubernetes
-from jobspec.environment import SetBy, Variable, common_variables, torchrun_variables
+from jobspec.environment import (
+    FREE_PORT,
+    NODE_OF_RANK_0,
+    THIS_NODE,
+    SetBy,
+    Variable,
+    common_variables,
+    torchrun_variables,
+)
 from jobspec.kubernetes import pod_patch
 from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.spec import files, mounts
@@ -21,7 +29,7 @@ from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
 from jobspec.spec.shell import before
-from jobspec.torchrun import SHUTDOWN_TIMEOUT, notes, pod_flags, run_id, shutdown_timeout_s
+from jobspec.torchrun import SHUTDOWN_TIMEOUT, c10d_conf, notes, pod_flags, run_id, shutdown_timeout_s
 
 # Label on every pod, with the job's name; anti-affinity and people select pods by it.
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -40,6 +48,8 @@ NOT_USED = {
     "slurm.array": "this is one job, not several",
     "preemption.max_requeues": "a preempted pod is replaced every time",
 }
+# The pod's address under c10d, because not every cluster can look up the name of a pod.
+OWN_ADDRESS = {"PET_LOCAL_ADDR": "status.podIP"}
 
 _HOME_SIZE = "100Gi"  # of HOME, so that one job cannot fill the disk of its node
 
@@ -180,7 +190,7 @@ def _notes(job: Job) -> Iterator[str]:
         yield "CUDA shows a process one MIG slice only: the processes of a pod would share it, which NCCL refuses."
         yield "Write procs_per_node: 1, and more nodes."
     if job.max_restarts or job.preemption:
-        yield "If a node dies, its pod holds up every restart until the Node object is deleted, or is marked:"
+        yield "If a node dies, its pod is replaced only when the Node object is deleted, or marked in this way:"
         yield "kubectl taint nodes NODE node.kubernetes.io/out-of-service=x:NoExecute"
     for kind, key in (("PersistentVolumeClaim", "claim"), ("ConfigMap", "config_map"), ("Secret", "secret")):
         if names := sorted({getattr(mount, key) for mount in job.mounts} - {None}):
@@ -206,6 +216,12 @@ def node_variables(plan: Plan, rank: Rank, master_addr: str, master_port: int, s
     ]
 
 
+def completion_index(plan: Plan, value: str) -> list[Variable]:
+    """List the variable that the Job controller adds, unless the spec has one of this name."""
+    name = "JOB_COMPLETION_INDEX"
+    return [] if name in plan.env else [Variable(name, value, "scheduler")]
+
+
 def indexed_environment(plan: Plan, rank: Rank, master_addr: str, operators_port: int = 0) -> list[Variable]:
     """List every variable of a process in a pod that the Job controller numbers.
 
@@ -215,11 +231,28 @@ def indexed_environment(plan: Plan, rank: Rank, master_addr: str, operators_port
     if operators_port:
         per_node = Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
         numbers = [per_node, *node_variables(plan, rank, master_addr, operators_port, set_by="operator")]
-    if "JOB_COMPLETION_INDEX" not in plan.env:  # the Job controller leaves the spec's
-        numbers.append(Variable("JOB_COMPLETION_INDEX", str(rank.node), "scheduler"))
+    numbers += completion_index(plan, str(rank.node))
     # Pods are restarted, not their processes.
     theirs = torchrun_variables(plan, rank, master_addr, str(plan.port), run_id(plan), max_restarts=0)
     return [*pod_variables(plan), *numbers, *theirs]
+
+
+def elastic_start(plan: Plan, number: str) -> list[str]:
+    """Return the command of pods that meet by c10d; `number` names the variable with the number of the pod."""
+    start = f'exec torchrun --rdzv-conf="{c10d_conf(plan, f"$(({number} == 0))")}" "$@"'
+    return ["sh", "-c", start, "torchrun", *pod_flags(plan, static=False)]
+
+
+def elastic_environment(plan: Plan, rank: Rank, node_0: str, number: str, set_by: SetBy) -> list[Variable]:
+    """List the variables of a process in a pod that meets the others by c10d; see `elastic_start`."""
+    return [
+        Variable(number, "<number of the pod>", "operator" if set_by == "operator" else "scheduler"),
+        Variable("PET_LOCAL_ADDR", THIS_NODE, "scheduler"),
+        Variable("PET_RDZV_ENDPOINT", f"{node_0}:{plan.port}", set_by),
+        Variable("PET_RDZV_BACKEND", "c10d", set_by),
+        Variable("PET_NNODES", f"{plan.job.nodes.min}:{plan.job.nodes.max}", set_by),
+        *torchrun_variables(plan, rank, NODE_OF_RANK_0, FREE_PORT, run_id(plan)),
+    ]
 
 
 def indexed_values(plan: Plan, master_addr: str, subdomain: str | None = None) -> dict[str, Any]:

@@ -210,7 +210,7 @@ POD = (
 
 def fixed_size(reason: str, job: Job) -> Iterator[Finding]:
     """Reject a range of nodes and c10d, because of `reason`."""
-    hint = "use the target pytorchjob"
+    hint = "use the target indexedjob or pytorchjob"
     if job.nodes.elastic:
         yield Finding(("nodes",), f"nodes is a range, which this target cannot run: {reason}", hint, on_key=True)
     elif job.rendezvous.backend == "c10d":

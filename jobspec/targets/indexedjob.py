@@ -1,40 +1,71 @@
 """A plain Job of Kubernetes with numbered pods, and the headless Service that gives them names.  No operator.
 
 A Job never restarts its pods as a group: each failed pod is replaced individually, and its peers fail too because
-their connections break.  So a restart of the job costs one failure for each node.
+their connections break.  So a restart of the job costs one failure for each node.  With a range of nodes torchrun
+restarts the processes instead, and the number of pods may change while the job runs.
 Source: kubernetes.io/docs/concepts/workloads/controllers/job, "Indexed".
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.rules import fixed_size, preemption_needs_restarts
+from jobspec.kubernetes.rules import preemption_needs_restarts
 from jobspec.plan import OF_PODS_S, Plan, Rank
+from jobspec.spec.job import Job
 from jobspec.spec.rules import leaves_room
+from jobspec.spec.shell import before
 from jobspec.targets import Target
 
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
+_NUMBER = "PET_NODE_RANK"
+
 name_fits = partial(leaves_room, "a pod", lambda job: f"-{job.nodes.max - 1}")
-size_is_fixed = partial(fixed_size, "a Job is complete only when each of its pods has completed")
 preemption_restarts = partial(preemption_needs_restarts, "when a pod is preempted, the others fail, too")
-RULES = (*rules.POD, name_fits, size_is_fixed, preemption_restarts)
+RULES = (*rules.POD, name_fits, preemption_restarts)
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    values = pod.indexed_values(plan, node_name(plan, 0), subdomain=plan.job.name)
-    return {**values, "backoff_limit": plan.job.max_restarts * plan.job.nodes.max}
+    job = plan.job
+    values = pod.indexed_values(plan, _pod_name(job, 0), subdomain=job.name)
+    if plan.backend == "c10d":
+        ours = {"PET_NNODES": f"{job.nodes.min}:{job.nodes.max}", "PET_RDZV_BACKEND": "c10d"}
+        values |= {
+            "torchrun": before(pod.elastic_start(plan, _NUMBER), job.setup),
+            "env": {**pod.pod_env(plan), **ours, "PET_RDZV_ENDPOINT": f"{_pod_name(job, 0)}:{plan.port}"},
+            "fields": {**values["fields"], **pod.OWN_ADDRESS},
+            "notes": [*values["notes"], *_notes(job)],
+        }
+    return {**values, "backoff_limit": job.max_restarts * job.nodes.max}
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    return pod.indexed_environment(plan, rank, node_name(plan, 0))
+    node_0 = _pod_name(plan.job, 0)
+    if plan.backend == "c10d":
+        elastic = pod.elastic_environment(plan, rank, node_0, _NUMBER, "script")
+        return [*pod.pod_variables(plan), *pod.completion_index(plan, "<number of the pod>"), *elastic]
+    return pod.indexed_environment(plan, rank, node_0)
 
 
-def node_name(plan: Plan, node: int) -> str:
-    return f"{plan.job.name}-{node}.{plan.job.name}"
+def _pod_name(job: Job, node: int) -> str:
+    return f"{job.name}-{node}.{job.name}"
+
+
+def node_name(plan: Plan, node: int) -> str | None:
+    """Return the pod's name in DNS; None under c10d, which numbers pods by addresses not known yet."""
+    return None if plan.backend == "c10d" else _pod_name(plan.job, node)
+
+
+def _notes(job: Job) -> Iterator[str]:
+    if job.nodes.elastic:
+        namespace = f" -n {job.kubernetes.namespace}" if job.kubernetes.namespace else ""
+        patch = """'{"spec": {"parallelism": N, "completions": N}}'"""
+        yield f"Change the number of nodes while the job runs, from {job.nodes.min} to {job.nodes.max}; node 0 stays:"
+        yield f"kubectl patch{namespace} job/{job.name} --type=merge -p {patch}"
 
 
 TARGET = Target(

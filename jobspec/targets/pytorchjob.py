@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from jobspec.environment import FREE_PORT, NODE_OF_RANK_0, THIS_NODE, Variable, torchrun_variables
+from jobspec.environment import Variable, torchrun_variables
 from jobspec.kubernetes import pod, rules
 from jobspec.kubernetes.rules import preemption_needs_restarts
 from jobspec.plan import OF_PODS_S, Plan, Rank
@@ -17,11 +17,12 @@ from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.rules import leaves_room
 from jobspec.targets import Target
-from jobspec.torchrun import c10d_conf, pod_flags, run_id
+from jobspec.torchrun import pod_flags, run_id
 
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
+_NUMBER = "PET_REPLICA_INDEX"
 _MANY_NODES = 256  # for which the operator needs half a minute
 _UNBUFFERED = "PYTHONUNBUFFERED"  # the operator adds it to every container
 
@@ -60,13 +61,8 @@ def template_values(plan: Plan) -> dict[str, Any]:
     fields: dict[str, str] = {}
     if workers_only:
         # The operator gives all pods the same variables, so the command reads the pod's number.
-        start = f'exec torchrun --rdzv-conf="{c10d_conf(plan, "$((PET_REPLICA_INDEX == 0))")}" "$@"'
-        torchrun = ["sh", "-c", start, "torchrun", *pod_flags(plan, static=False)]
-        fields = {
-            "PET_REPLICA_INDEX": "metadata.labels['training.kubeflow.org/replica-index']",
-            # The pod's address, because not every cluster can look up the name of a pod.
-            "PET_LOCAL_ADDR": "status.podIP",
-        }
+        torchrun = pod.elastic_start(plan, _NUMBER)
+        fields = {_NUMBER: "metadata.labels['training.kubeflow.org/replica-index']", **pod.OWN_ADDRESS}
     shared = pod.template_values(plan, container="pytorch", torchrun=torchrun)
     if job.kubernetes.topology is not None and not workers_only and job.nodes.max > 1:
         # For Kueue the Master and the Workers are two sets of pods; of one group, they are placed together.
@@ -97,17 +93,8 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         Variable(_UNBUFFERED, "1", "operator"),
         Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
     ]
-    nodes = plan.job.nodes
     if plan.backend == "c10d":
-        return [
-            *common,
-            Variable("PET_REPLICA_INDEX", "<number of the pod>", "operator"),
-            Variable("PET_LOCAL_ADDR", THIS_NODE, "scheduler"),
-            Variable("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
-            Variable("PET_RDZV_BACKEND", "c10d", "operator"),
-            Variable("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
-            *torchrun_variables(plan, rank, NODE_OF_RANK_0, FREE_PORT, run_id(plan)),
-        ]
+        return [*common, *pod.elastic_environment(plan, rank, f"{plan.job.name}-worker-0", _NUMBER, "operator")]
     master = f"{plan.job.name}-master-0"
     theirs = [
         Variable("MASTER_ADDR", master, "operator"),

@@ -41,7 +41,7 @@ LEFT_OUT = {
 _FOLDERS = "mounts[0].source is a folder of the node, which kubernetes.security restricted forbids"
 REFUSED = {
     **{(job, kind): _FOLDERS for job in ("apptainer", "docker", "podman", "pyxis") for kind in KINDS},
-    **{("elastic", kind): "nodes is a range, which this target cannot run" for kind in KINDS if kind != "pytorchjob"},
+    **{("elastic", kind): "nodes is a range, which this target cannot run" for kind in ("jobset", "trainjob")},
     **{("sweep", target): "sweep has 3 combinations, but this target" for target in ("compose", "torchrun")},
 }
 # The keys that specs/ok/every-key.yaml does not have, and why.

@@ -50,7 +50,7 @@ def test_specs_of_this_test_are_taken_by_the_kinds_that_can() -> None:
     taken = {case.id for case in CASES}
     for name in ("restricted", "privileged", "least"):
         assert {f"kubernetes-{name}-{target}" for target in KINDS} <= taken
-    assert "kubernetes-elastic-pytorchjob" in taken
+    assert {"kubernetes-elastic-pytorchjob", "kubernetes-elastic-indexedjob"} <= taken
 
 
 @each_manifest

@@ -1,4 +1,4 @@
-"""How the pods of each kind find node 0, and who of an elastic PyTorchJob hosts the rendezvous."""
+"""How the pods of each kind find node 0, and who of an elastic job hosts the rendezvous."""
 
 import os
 import signal
@@ -23,17 +23,23 @@ def test_peers_look_for_node_0_under_the_name_of_its_pod(target: str, tmp_path: 
     assert [module.node_name(plan, node) for node in range(3)] == [pod.name for pod in pods]
 
 
-def test_only_worker_0_of_an_elastic_pytorchjob_hosts_the_rendezvous(tmp_path: Path) -> None:
-    (tmp_path / "torchrun").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv."$PET_REPLICA_INDEX"\n')
+@pytest.mark.parametrize(
+    ("kind", "number", "host"),
+    [("pytorchjob", "PET_REPLICA_INDEX", "my-job-worker-0"), ("indexedjob", "PET_NODE_RANK", "my-job-0.my-job")],
+)
+def test_only_the_first_pod_of_an_elastic_job_hosts_the_rendezvous(
+    kind: str, number: str, host: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torchrun").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv."${number}"\n')
     (tmp_path / "torchrun").chmod(0o755)
     spec = tmp_path / "job.yaml"
     spec.write_text(
         "name: my-job\nnodes: {min: 1, max: 3}\nprocs_per_node: 2\nimage: train:1\nmax_restarts: 5\n"
         "command: [mine.py, 'a  b', '$(HOME) \"']\n"
     )
-    for index, pod in enumerate(processes("pytorchjob", documents(render("pytorchjob", str(spec))), {})):
+    for index, pod in enumerate(processes(kind, documents(render(kind, str(spec))), {})):
         subprocess.run(pod.argv, env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **pod.env}, check=True)
-        assert pod.env["PET_RDZV_ENDPOINT"].startswith("my-job-worker-0:")
+        assert pod.env["PET_RDZV_ENDPOINT"].startswith(f"{host}:")
         assert (pod.env["PET_NNODES"], pod.env["PET_LOCAL_ADDR"]) == ("1:3", f"10.0.0.{index + 1}")
     for index in range(3):
         assert (tmp_path / f"argv.{index}").read_text().splitlines() == [

@@ -25,7 +25,9 @@ ONE_NODE = [
     ("slurm", ("slurm.launcher=srun", "nodes=1")),
     ("torchrun", ("nodes=1",)),
 ]
-ELASTIC = [(target, ("nodes={min: 1, max: 2}",)) for target in ("compose", "pytorchjob", "slurm", "torchrun")]
+ELASTIC = [
+    (target, ("nodes={min: 1, max: 2}",)) for target in ("compose", "indexedjob", "pytorchjob", "slurm", "torchrun")
+]
 
 Run = Callable[[str, tuple[str, ...]], dict[int, Seen]]
 
@@ -61,8 +63,9 @@ def test_every_process_sees_what_settings_say_and_reaches_the_others(
 ) -> None:
     module = targets.load(target)
     plan = load(module, str(spec), settings)
-    # c10d numbers the pods of a PyTorchJob by their addresses, but they meet at a name.
-    names = [module.node_name(plan, node) or f"my-job-worker-{node}" for node in range(plan.job.nodes.max)]
+    # c10d numbers pods by their addresses, but they meet at a name.
+    pod = "my-job-{}.my-job" if target == "indexedjob" else "my-job-worker-{}"
+    names = [module.node_name(plan, node) or pod.format(node) for node in range(plan.job.nodes.max)]
     found = ran(target, settings)
     assert sorted(found) == [rank.rank for rank in plan.ranks()]
     for rank in plan.ranks():
