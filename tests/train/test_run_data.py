@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.cli import start_ranks
+from tests.cli import records, start_ranks
 from tests.ranks import launched
 from train.collectives.agreement import Stopped
+from train.errors import SharedError
 from train.run import Run
 
 
@@ -69,32 +70,58 @@ def test_buffers_beside_a_synchronised_batchnorm_are_those_of_rank_0() -> None:
     assert first == second != [0.0] * 4
 
 
-def _rates(folder: Path, stopped: bool) -> list[float]:
+def _rates(folder: Path, ending: str) -> list[float]:
     run, dataset = Run(seed=1, checkpoint_dir=folder, resume="auto"), TensorDataset(torch.ones(8, 1))
     rates = list[float]()
     model = run.wrap(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    run.restore(model=model, optimizer=optimizer, scheduler=scheduler)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    run.restore(model=model, optimizer=optimizer, scheduler=scheduler, averaged=averaged)
 
     def measured(batch: Any) -> dict[str, Tensor]:
-        if stopped:
+        if "signal" in ending:
             os.kill(os.getpid(), signal.SIGTERM)
+        if ending == "error":
+            raise LookupError("a metric")
         return {"loss": model(batch[0]).mean()}
 
-    with suppress(Stopped):
-        for _ in run.epochs(3):
+    with suppress(Stopped, LookupError), run.loop.saved_after_failure():
+        for epoch in run.epochs(4):
             rates.append(optimizer.param_groups[0]["lr"])
             for batch in run.batches(dataset, 4):
                 run.step(lambda b: model(b[0]).square().mean(), batch, optimizer)
             scheduler.step()
-            run.evaluate(measured, dataset, 4)
+            averaged.update_parameters(model)
+            assert int(averaged.n_averaged) == epoch
+            run.evaluate(measured, dataset, 4, stoppable=ending == "signal that stops the evaluation")
     return rates
 
 
-def test_a_scheduler_that_steps_before_an_evaluation_with_a_signal_steps_once(tmp_path: Path) -> None:
-    rates = [rate for stopped in (True, False) for rate in launched(1, _rates, tmp_path, stopped)[0]]
-    assert rates == [1.0, 0.5, 0.25]
+def test_a_scheduler_that_steps_before_an_evaluation_that_is_cut_short_steps_once(tmp_path: Path) -> None:
+    endings = ("signal", "error", "signal that stops the evaluation", "done")
+    rates = [launched(1, _rates, tmp_path, ending)[0] for ending in endings]
+    assert rates == [[1.0], [0.5], [0.5], [0.5, 0.25, 0.125]]
+
+
+def _continued(folder: Path, named: bool, made_first: bool = True) -> list[str]:
+    run = Run(seed=1, checkpoint_dir=folder, run_dir=folder, resume="auto")
+    model = run.wrap(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) if made_first else None
+    run.restore(model=model, optimizer=optimizer, **({"scheduler": scheduler} if named else {}))
+    with suppress(SharedError):
+        for _ in run.epochs(1):
+            for batch in run.batches(TensorDataset(torch.ones(8, 1)), 4):
+                run.step(lambda b: model(b[0]).square().mean(), batch, optimizer)
+        return [record["kind"] for record in records(folder, "incident")]
+    return ["refused"]
+
+
+def test_a_restart_cannot_lose_a_scheduler_silently(tmp_path: Path) -> None:
+    assert launched(1, _continued, tmp_path / "unnamed", False) == [["refused"]]
+    assert launched(1, _continued, tmp_path, True) == [[]]
+    assert launched(1, _continued, tmp_path, False, False) == [["not_restored", "already_ended"]]
 
 
 _CHANGING = """

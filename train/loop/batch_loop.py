@@ -83,6 +83,7 @@ class BatchLoop:
             raise
         self.engine.micro_batches = max(config.accumulate, self.engine.micro_batches)
         if is_first:
+            self.saving.refuse_unnamed_scheduler()
             self.records.started(config, sampler)
             self.records.report_unprofiled(config, self.position, config.max_steps)
 
@@ -157,6 +158,7 @@ class BatchLoop:
                     raise UserError("run.batches(): another loop over batches has begun; a run has one training set")
                 if self.commit():
                     break
+            self.saving.begin_tail()
         finally:
             if present is self.present:
                 present.is_out = False
@@ -199,6 +201,7 @@ class BatchLoop:
         if len(position.sampler) == 0 or not (position.is_last_step() or is_left):
             position.sampler.set_epoch(position.epoch + 1)
             self.records.begin_means()
+        self.saving.tail.end()
         self.stop.begin()
         if not is_left and self.stop.reached():
             self.save_and_stop()
@@ -206,6 +209,7 @@ class BatchLoop:
 
     def save_and_stop(self) -> NoReturn:
         """Save where all ranks have stopped, and end together, because others fail if a rank ends early."""
+        self.saving.tail.undo()
         self.saving.save()
         self.saving.wait_until_saved()
         self.records.run_ended(self.position, self.saving.saves, None)

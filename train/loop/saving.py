@@ -22,6 +22,7 @@ from train.loop.position import Position
 from train.loop.records import Records
 from train.loop.returned import described
 from train.loop.step import Step
+from train.loop.tail import Tail
 from train.loop.watchdog import Watchdog
 from train.records.progress import say
 from train.world.environment import World
@@ -56,6 +57,7 @@ class Saving:
         self.hash_of_data: Callable[[], str] | None = None
         self._data_sha256: str | None = None
         self._things: dict[str, Any] = {}
+        self.tail = Tail()
 
     def open(self, things: dict[str, Any], expects: Callable[[], bool]) -> None:
         """Own the folders of the run, and continue the checkpoint that it asks for, if there is one.  A collective.
@@ -159,6 +161,11 @@ class Saving:
         self.records.load_state_dict(state)
         for difference in self.engine.load_state_dict(state):
             self.records.incident(self.position.steps, "other_bits", difference)
+        if left := sorted(state.keys() - self._things.keys() - OWN_KEYS):
+            lost = (
+                f"the checkpoint also holds {', '.join(left)}, which run.restore() does not name and a save will lack"
+            )
+            self.records.incident(self.position.steps, "not_restored", lost)
         if text := other_data(state.get("data_sha256"), self._data_sha256, config, self.position.steps):
             self.records.incident(self.position.steps, "other_data", text)
         self.saved_step = self.position.steps
@@ -175,6 +182,23 @@ class Saving:
             if not isinstance(target, nn.Module | optim.Optimizer):
                 raise
             raise UserError(misfit(name, state, target.state_dict(), first_line(error))) from None
+
+    def refuse_unnamed_scheduler(self) -> None:
+        """Raise SharedError if a scheduler changes a named optimizer and is not named: a restart begins it again."""
+        if not self.saves or any(not isinstance(thing, nn.Module | optim.Optimizer) for thing in self._things.values()):
+            return
+        for name, thing in self._things.items():
+            if hasattr(getattr(thing, "step", None), "_wrapped_by_lr_sched"):
+                raise SharedError(
+                    f"run.restore() names {name}, but not its learning-rate scheduler, which a restart would begin "
+                    "again: make the scheduler before run.restore(), and name it, too, such as scheduler=scheduler"
+                )
+
+    def begin_tail(self) -> None:
+        """Remember what the code after the batches of an epoch may change.  A collective."""
+        if self.saves:
+            things = (thing for thing in self._things.values() if self.engine.wrapped(thing) is None)
+            self.tail.begin(things, self.checkpoints is not None)
 
     def save(self) -> None:
         """Let rank 0 save the state after the current step; do nothing without checkpoint_dir.  A collective."""
@@ -224,6 +248,7 @@ class Saving:
         try:
             with self._busy():
                 self.engine.undo()
+                self.tail.undo()
                 self.checkpoints.save(step, self.state_dict())
                 self.checkpoints.wait()
         except Exception as error:
