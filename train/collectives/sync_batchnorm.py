@@ -66,6 +66,10 @@ class SyncBatchNorm(_BatchNorm):
             vars(norm)["process_group"] = process_group
         return module
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the group, which cannot be copied: a copy, such as one for averages, uses the default group."""
+        return {name: part for name, part in vars(self).items() if name != "process_group"}
+
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions (N, C, …), got {input.dim()}")

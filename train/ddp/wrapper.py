@@ -5,6 +5,7 @@ What happens in a backward, with a picture: docs/train.md.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -111,6 +112,10 @@ class CustomDDP(nn.Module):
             # The mode of the module, which may differ from the wrapper's.
             if self._options["broadcast_buffers"] and self.module.training:
                 broadcast_from_rank_0([*self.module.buffers()], self.group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """Copy the bare module, as averages of its weights need it: a copy averages no gradients."""
+        return deepcopy(self.module, memo)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)

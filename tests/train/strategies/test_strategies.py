@@ -10,15 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.optim.swa_utils import AveragedModel
 
-from tests.cli import records, start_ranks
+from tests.cli import HANG_S, records, start_ranks
 from tests.ranks import make_trainer, run_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train import strategies
+from train.collectives.sync_batchnorm import SyncBatchNorm
 from train.config import TrainConfig, available
 from train.errors import SharedError
 from train.loop.numerics import seed
 from train.world.environment import World
+from train.world.placement import new_group
 
 _CPU = torch.device("cpu")
 _FSDP = pytest.param("fsdp", marks=needs_fsdp_on_cpus)
@@ -172,3 +175,20 @@ def test_data_parallel_refuses_batchnorm_on_several_gpus(two_gpus: strategies.Co
     with pytest.raises(SharedError, match=r"cannot synchronise BatchNorm .*sync_batchnorm=False"):
         strategies.wrap("data_parallel", model, two_gpus)
     strategies.wrap("data_parallel", model, replace(two_gpus, config=TrainConfig(sync_batchnorm=False)))
+
+
+def _averaged(world: World, name: str) -> list[str]:
+    group = new_group(_CPU, HANG_S)
+    context = strategies.Context(TrainConfig(strategy=name), _CPU, group, world.world_size)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    wrapped = strategies.wrap(name, SyncBatchNorm.convert_sync_batchnorm(model, group), context)
+    average = AveragedModel(wrapped.call)
+    average.update_parameters(wrapped.call)
+    average.eval()(torch.ones(3, 4))
+    return [*average.state_dict()]
+
+
+@pytest.mark.parametrize("name", ["custom_ddp", "ddp"])
+def test_an_average_of_a_wrapped_model_is_a_copy_of_the_bare_one(name: str) -> None:
+    alone = AveragedModel(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
+    assert run_ranks(2, _averaged, name) == 2 * [[*alone.state_dict()]]
