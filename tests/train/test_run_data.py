@@ -2,6 +2,7 @@
 
 import os
 import signal
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,21 @@ def test_a_restart_cannot_lose_a_scheduler_silently(tmp_path: Path) -> None:
     assert launched(1, _continued, tmp_path / "unnamed", False) == [["refused"]]
     assert launched(1, _continued, tmp_path, True) == [[]]
     assert launched(1, _continued, tmp_path, False, False) == [["not_restored", "already_ended"]]
+
+
+def _in_memory() -> int:
+    run = Run(seed=1)
+    model = run.wrap(nn.Linear(1, 1))
+    evaluated = list[weakref.ref[TensorDataset]]()
+    for _ in range(20):
+        dataset = TensorDataset(torch.ones(4, 1))
+        evaluated.append(weakref.ref(dataset))
+        run.evaluate(lambda batch: {"mean": model(batch[0]).mean()}, dataset, 2)
+    return sum(reference() is not None for reference in evaluated)
+
+
+def test_of_datasets_made_for_one_evaluation_each_the_newest_stay_in_memory() -> None:
+    assert launched(1, _in_memory) == [8]
 
 
 _CHANGING = """

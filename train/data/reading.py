@@ -112,6 +112,11 @@ def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> No
     if not nums[0]:
         raise SharedError(f"the dataset, a {type(dataset).__name__}, has 0 samples: there is nothing to read")
     if not isinstance(dataset, IterableDataset):
+        if not hasattr(dataset, "__getitem__"):
+            raise SharedError(
+                f"a {type(dataset).__name__} has no samples by index: give the dataset itself, and say by batch_size=, "
+                "collate= and workers= what a DataLoader would do"
+            )
         return
     if workers > 1:
         raise SharedError("each worker would read the whole stream: give workers=1")

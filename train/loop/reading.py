@@ -16,9 +16,11 @@ from train.world.environment import World
 
 Collate = Callable[[list[Any]], Any] | None
 
+_KEPT = 8  # datasets for evaluation: a loop may make another one each epoch
+
 
 class Reading:
-    """The datasets of a run on this rank; one that was prepared stays, with its workers and samples in memory.
+    """The datasets of a run on this rank; those prepared last stay, with their workers and samples.
 
     least: samples that a micro-batch needs.
     """
@@ -63,6 +65,8 @@ class Reading:
             rank, ranks = self._config.reader(self._world.rank, self._world.world_size)
             slices = self._config.logical_world or ranks
             steps, sizes = evaluation_parts(len(dataset), batch_size, rank, ranks, slices)
+            if len(self._evaluated) == _KEPT:
+                del self._evaluated[next(iter(self._evaluated))]
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
         return zip(*self._evaluated[key], strict=True)
 

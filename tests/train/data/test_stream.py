@@ -1,14 +1,15 @@
 """A stream in one's own loop: any number of processes trains on the same samples, with the same random draws."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.ranks import launched
 from train import Run, UserError
@@ -82,7 +83,11 @@ def test_a_stream_is_continued_at_the_sample_on_another_number_of_processes(tmp_
     assert found[:4] == pytest.approx(launched(1, _trained, None)[0][:4], rel=1e-5)
 
 
-def _refused(kind: type[IterableDataset[Tensor]], workers: int) -> str:
+def _loader() -> Any:
+    return DataLoader(TensorDataset(torch.ones(11, 3)), batch_size=4)
+
+
+def _refused(kind: Callable[[], Any], workers: int) -> str:
     run = Run(seed=3)
     model = run.wrap(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -97,6 +102,7 @@ def _refused(kind: type[IterableDataset[Tensor]], workers: int) -> str:
     ("kind", "workers", "says"),
     [
         (_Endless, 0, "a _Endless has no len(), which says how many samples an epoch has: give it a __len__()"),
+        (_loader, 0, "a DataLoader has no samples by index: give the dataset itself, and say by batch_size=, collate="),
         (_Noisy, 2, "each worker would read the whole stream: give workers=1"),
         (_Shared, 0, "rank 1: the stream has another len() or first sample than on rank 0"),
         (
@@ -107,7 +113,5 @@ def _refused(kind: type[IterableDataset[Tensor]], workers: int) -> str:
         (_Short, 0, "the stream ended after 7 of the 11 samples that its len() promises"),
     ],
 )
-def test_a_stream_that_cannot_be_shared_exactly_is_refused(
-    kind: type[IterableDataset[Tensor]], workers: int, says: str
-) -> None:
+def test_a_stream_that_cannot_be_shared_exactly_is_refused(kind: Callable[[], Any], workers: int, says: str) -> None:
     assert any(says in said for said in launched(2, _refused, kind, workers))
