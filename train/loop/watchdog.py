@@ -133,13 +133,12 @@ class Watchdog(Observer):
 
     def _look(self, late_s: float) -> bool:
         """Compare the signs of all ranks with those of two beats later; return False if one of them is excused."""
-        keys = [str(rank) for rank in range(self._world.world_size)]
         with suppress(RuntimeError):
             if (store := self._store()) is None:
                 return True
-            before = [json.loads(sign) for sign in store.multi_get(keys)]
+            before = self._signs(store)
             self._stopped.wait(2 * _BEAT_S)
-            now = [json.loads(sign) for sign in store.multi_get(keys)]
+            now = self._signs(store)
             if any(sign["excused"] for sign in now):
                 return False
             # The first rank of those that are alive speaks.
@@ -147,6 +146,15 @@ class Watchdog(Observer):
             if alive[:1] == [self._world.rank] and self._late_s():
                 self._warn_once(f"no step has ended for {late_s:.0f} s. {_judgement(before, now)}", "rank")
         return True
+
+    def _signs(self, store: dist.Store) -> list[dict[str, Any]]:
+        """Return the last sign of each rank.  One may have stopped before its first: `get` would wait for that."""
+        keys = [str(rank) for rank in range(self._world.world_size)]
+        missing = set[str]() if store.check(keys) else {key for key in keys if not store.check([key])}
+        none = {"step": 1, "place": "", "waits": False, "excused": False}
+        given = iter(store.multi_get([key for key in keys if key not in missing]))
+        of = f"of {self._world.world_size}"
+        return [{"who": f"rank {key} {of}", **none} if key in missing else json.loads(next(given)) for key in keys]
 
     def _warn_once(self, text: str, kind: str) -> bool:
         """Print a warning, once of each kind until the next step ends; return True if it was printed."""

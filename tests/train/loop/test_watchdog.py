@@ -25,7 +25,7 @@ def hang():
     time.sleep(1000)  # the user's code waits here
 def my_run(*args):
     steps.append(1)
-    if len(steps) == 4 and rank == 1 and what == "hangs":
+    if len(steps) == 4 and rank == 1 and what.startswith("hangs"):
         hang()
     return run(*args)
 Step.run, real = my_run, train.run.evaluate
@@ -48,6 +48,8 @@ def evaluate(*args):
     evaluating = False
     wait_for_looks()
     return result
+if what == "hangs before its first sign" and rank == 1:
+    Watchdog._run = lambda self: None
 if what == "slow evaluation":
     train.run.evaluate, Watchdog._renew, watchdog._BEAT_S = evaluate, my_renew, 0.1
     watchdog.time = types.SimpleNamespace(monotonic=lambda: now)
@@ -74,6 +76,16 @@ def test_a_rank_that_hangs_is_named_and_at_the_timeout_the_stacks_are_written(tm
         )
         ranks[1].kill()
         assert re.search(r'File ".*program.py", line \d+ in hang', ranks[1].communicate()[1])
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_a_rank_that_hangs_before_its_first_sign_is_named(tmp_path: Path) -> None:
+    ranks = _start("hangs before its first sign", tmp_path, "--collective-timeout-s=60")
+    try:
+        error = ranks[0].communicate()[1]
+        assert "rank 1 of 2 has given no sign of life since step 1: its process is stopped" in error, error
     finally:
         for rank in ranks:
             rank.kill()
