@@ -3,6 +3,7 @@
 import re
 import socket
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ from functools import partial
 
 import torch.distributed as dist
 
+from train.collectives.call_site import call_site
 from train.errors import SharedError, UserError, first_line
 from train.world.threads import in_thread
 
@@ -21,9 +23,13 @@ _CONNECT_TIMEOUT_S = 2.0
 
 
 class MissingRanks(RuntimeError):
-    """Error of a collective that cannot complete without `ranks` of `group`; `why` says what happened to them."""
+    """Error of a collective that cannot complete without `ranks` of `group`; `why` says what happened to them.
 
-    def __init__(self, group: dist.ProcessGroup, ranks: list[int], why: str) -> None:
+    ended: their processes have ended, so nothing more will come from them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ranks: list[int], why: str, ended: bool) -> None:
+        self.ended = ended
         of_job = dist.get_process_group_ranks(group)
         super().__init__(f"rank {', '.join(str(of_job[rank]) for rank in ranks)} {why}")
 
@@ -31,13 +37,14 @@ class MissingRanks(RuntimeError):
 @contextmanager
 def naming_missing_ranks(
     what: str = "a message between the processes failed",
-    position: str = "outside of CustomDDP",
+    position: str = "",
     group: dist.ProcessGroup | None = None,
 ) -> Iterator[None]:
     """Turn the failure of a collective in the block into a UserError that names the missing ranks.
 
     what: what has failed, for the message.  group: the group of the collective; None for all ranks.
-    position: where in the training this rank waits; the other ranks show it if they wait elsewhere.
+    position: where in a backward or forward this rank waits; the other ranks show it if they wait elsewhere.
+    Both messages have the call of Run's method, too.
     """
     try:
         yield
@@ -46,8 +53,13 @@ def naming_missing_ranks(
             raise
         # torch 2.6 takes no None here.
         others = sorted({*dist.get_process_group_ranks(group or dist.group.WORLD)} - {dist.get_rank()})
-        lines = _reasons(others) if isinstance(error, MissingRanks) else _who_is_missing(position, others)
-        raise UserError("\n".join([f"{what}: {_reason(error)}", *lines])) from error
+        live = reversed([*traceback.walk_stack(None)])
+        site = call_site([*live, *traceback.walk_tb(error.__traceback__)])
+        place = " in ".join(filter(None, (position, site))) or "outside of a Run"
+        has_ended = isinstance(error, MissingRanks) and error.ended
+        lines = _reasons(others) if has_ended else _who_is_missing(place, others)
+        head = f"{site}: " if site else ""
+        raise UserError("\n".join([f"{head}{what}: {_reason(error)}", *lines])) from error
 
 
 def _reason(error: RuntimeError) -> str:
@@ -62,18 +74,18 @@ def _reasons(others: list[int]) -> list[str]:
     return []
 
 
-def _who_is_missing(position: str, others: list[int]) -> list[str]:
-    """Return a line or two: which ranks gave up elsewhere than at `position`, and which have not reported.
+def _who_is_missing(place: str, others: list[int]) -> list[str]:
+    """Return a line or two: which ranks gave up elsewhere than at `place`, and which have not reported.
 
-    The ranks that gave up exchange their positions through the store.  Before a failure this costs nothing.
+    The ranks that gave up exchange their places through the store.  Before a failure this costs nothing.
     """
-    here = f"gave up at another place: {position}"
+    here = f"gave up at another place: {place}"
     try:
         reports = in_thread(partial(_exchange, here, others)).result(2 * _REPORTS_S)
     except (OSError, RuntimeError, TimeoutError):
-        place = "{}:{}".format(*server) if (server := _server()) else "of the job"
+        address = "{}:{}".format(*server) if (server := _server()) else "of the job"
         return [
-            f"cannot tell which ranks are missing, because the store at {place} is gone, too. Rank 0 or the torchrun "
+            f"cannot tell which ranks are missing, because the store at {address} is gone, too. Rank 0 or the torchrun "
             "of its node serves the store: check that node and its last log lines first"
         ]
     lines = _by_rank({rank: text for rank, text in reports.items() if text != here})
@@ -103,13 +115,26 @@ def report_failure(error: Exception) -> None:
 
 
 def _exchange(here: str, others: list[int]) -> dict[int, str]:
-    """Say where this rank gave up; return what the others have said when all have or time is up."""
+    """Say where this rank gave up; return what the others have said when all have or time is up.
+
+    Rank 0, with which the store may end, also waits until the others have read.
+    """
     time.sleep(_CLOSING_S)
-    deadline = time.monotonic() + _REPORTS_S
-    _store().set(str(dist.get_rank()), here)
-    while not _store().check([str(rank) for rank in others]) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    return _read(others)
+    own, deadline = dist.get_rank(), time.monotonic() + _REPORTS_S
+    _store().set(str(own), here)
+    found = dict[int, str]()
+    try:
+        while len(found) < len(others) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            found |= _read(others)
+        _store().set(f"{own} has read", "")
+        readers = [f"{rank} has read" for rank, text in found.items() if own == 0 and not text.startswith("failed: ")]
+        while readers and not _store().check(readers) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    except (OSError, RuntimeError):
+        if not found:
+            raise
+    return found
 
 
 def _read(others: list[int]) -> dict[int, str]:

@@ -162,10 +162,11 @@ class SharedMemory:
         behind = [rank for rank, counters in enumerate(self._counters) if counters[_REDUCED] < number]
         ended = [rank for rank in behind if not started(self.pids[rank])]
         if ended:
-            raise MissingRanks(self.group, ended, "ended")
+            raise MissingRanks(self.group, ended, "ended", ended=True)
         if timed_out:
             late = [rank for rank, counters in enumerate(self._counters) if counters[_HANDED_IN] < number]
-            raise MissingRanks(self.group, late or behind, f"did not take part within {self.timeout_s:g} s")
+            why = f"did not take part within {self.timeout_s:g} s"
+            raise MissingRanks(self.group, late or behind, why, ended=False)
 
 
 def _mean(block: Block) -> Tensor:

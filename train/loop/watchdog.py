@@ -26,6 +26,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from train.collectives.call_site import call_site
 from train.errors import UserError
 from train.records.observer import Observer, StepRecord
 from train.world.environment import World
@@ -34,7 +35,7 @@ from train.world.rendezvous import connect_to_store
 from train.world.threads import in_thread
 
 _BEAT_S, _SILENCE_S, _CONNECT = 3.0, 20.0, timedelta(seconds=60)
-# A step is late after the longer of these.
+# A step is late after the longer of these: seconds, or half of the time after which the ranks give up, and steps.
 _LATE_S, _LATE_STEPS = 15.0, 10
 # While the main thread is in this file, torch.compile compiles, and no step is expected.
 _COMPILES = "/torch/_dynamo/convert_frame.py"
@@ -46,15 +47,17 @@ _SHOWN = 8
 class Watchdog(Observer):
     """The observer on each rank that writes to stderr if no step ends for long.
 
-    stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
+    timeout_s: after which ranks give up; shortly before, it also writes the stacks of this process.
     expects: returns False while no step is expected: between two loops over batches, and during a save.
     owners: of the folders that this rank owns.
     """
 
     def __init__(
-        self, world: World, stacks_s: float, expects: Callable[[], bool], owners: Sequence[Owner] = ()
+        self, world: World, timeout_s: float, expects: Callable[[], bool], owners: Sequence[Owner] = ()
     ) -> None:
-        self._world, self._stacks_s, self._expects, self._owners = world, stacks_s, expects, owners
+        self._world, self._expects, self._owners = world, expects, owners
+        self._beat_s, self._late_after_s = min(_BEAT_S, timeout_s / 10), min(_LATE_S, timeout_s / 2)
+        self._stacks_s = 0.8 * timeout_s
         self._client = replace(world, store_is_served=True)  # by now it is, perhaps by rank 0
         self._main = threading.main_thread().ident
         self._step, self._since, self._durations = 0, time.monotonic(), deque[float](maxlen=50)
@@ -122,7 +125,7 @@ class Watchdog(Observer):
             ):
                 with suppress(OSError, ValueError, AttributeError):
                     faulthandler.dump_traceback(sys.__stderr__ or 2)
-            if self._stopped.wait(_BEAT_S):
+            if self._stopped.wait(self._beat_s):
                 return
 
     def _store(self) -> dist.Store | None:
@@ -137,7 +140,7 @@ class Watchdog(Observer):
             if (store := self._store()) is None:
                 return True
             before = self._signs(store)
-            self._stopped.wait(2 * _BEAT_S)
+            self._stopped.wait(2 * self._beat_s)
             now = self._signs(store)
             if any(sign["excused"] for sign in now):
                 return False
@@ -171,27 +174,32 @@ class Watchdog(Observer):
         if self._is_excused(self._frames()):
             self._since = time.monotonic()
         waited = time.monotonic() - self._since
-        return waited if waited > max(_LATE_S, _LATE_STEPS * statistics.median(self._durations)) else 0.0
+        return waited if waited > max(self._late_after_s, _LATE_STEPS * statistics.median(self._durations)) else 0.0
 
     def _sign(self) -> dict[str, Any]:
         frames = self._frames()
-        # Where its own code or ours is: the line in torch says less.
-        inner = next((frame for frame in frames if "/torch/" not in frame.f_code.co_filename), None)
+        # Where the user's code is: the line in torch or in ours says less.
+        inner = next(((frame, line) for frame, line in frames if "/torch/" not in frame.f_code.co_filename), None)
+        is_ours = inner is not None and str(inner[0].f_globals.get("__name__")).startswith("train.")
+        if is_ours and (site := call_site(reversed(frames))):
+            place = f", in {site}"
+        else:
+            place = "" if inner is None else f" at {Path(inner[0].f_code.co_filename).name}:{inner[1]}"
         return {
             "time": time.monotonic(),
             "who": f"rank {self._world.rank} (node {self._world.node_rank}, {socket.gethostname()}, pid {os.getpid()})",
             "step": self._step + 1,
-            "place": "" if inner is None else f"{Path(inner.f_code.co_filename).name}:{inner.f_lineno}",
-            "waits": any(part in frame.f_code.co_filename for frame in frames for part in _WAITING),
+            "place": place,
+            "waits": any(part in frame.f_code.co_filename for frame, _ in frames for part in _WAITING),
             "excused": self._is_excused(frames),
         }
 
-    def _is_excused(self, frames: Sequence[FrameType]) -> bool:
-        return not self._expects() or any(_COMPILES in frame.f_code.co_filename for frame in frames)
+    def _is_excused(self, frames: Sequence[tuple[FrameType, int]]) -> bool:
+        return not self._expects() or any(_COMPILES in frame.f_code.co_filename for frame, _ in frames)
 
-    def _frames(self) -> list[FrameType]:
-        """Return the frames of the main thread, the innermost first."""
-        return [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(self._main or 0))]
+    def _frames(self) -> list[tuple[FrameType, int]]:
+        """Return the frames of the main thread and their lines, the innermost first."""
+        return [*traceback.walk_stack(sys._current_frames().get(self._main or 0))]
 
 
 def _judgement(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> str:
@@ -201,6 +209,8 @@ def _judgement(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) 
         found = [f"{sign['who']} has given no sign of life since step {sign['step']}" for sign in silent]
         advice = "its process is stopped, swapped out or gone, or its node is"
     else:
-        found = [f"{sign['who']} is in step {sign['step']} at {sign['place']}" for sign in busy or now]
+        found = [f"{sign['who']} is in step {sign['step']}{sign['place']}" for sign in busy or now]
         advice = "the other ranks wait for it" if len(busy) == 1 else "py-spy dump --pid PID shows more"
+        if not busy and len({sign["place"] for sign in now}) > 1:
+            advice = "each waits for the others, so all ranks have to make the same calls"
     return "; ".join(found[:_SHOWN]) + f"{' …' * (len(found) > _SHOWN)}: {advice}"

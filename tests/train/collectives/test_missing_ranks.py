@@ -1,21 +1,25 @@
 """A rank that is killed: the others end within seconds, and say in a line or two what they know of it."""
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.cli import HANG_S, start_ranks, wait_until_it_trains
-from tests.ranks import run_ranks, shorten_timeout
+from tests.ranks import launched, run_ranks, shorten_timeout
 from train.collectives import missing_ranks
 from train.ddp.wrapper import CustomDDP
 from train.errors import UserError
+from train.run import Run
 from train.world.environment import World
 
 # Where a failure shows: in CustomDDP's own wait, or in a collective that is not ours.
@@ -31,6 +35,9 @@ def _start(tmp_path: Path, way: str) -> list[subprocess.Popen[str]]:
     ranks = start_ranks(3, *flags, f"--run-dir={tmp_path}")
     wait_until_it_trains(ranks[0])
     return ranks
+
+
+_WHAT = re.compile(r"run\.\w+\(\) at trainer.py:\d+: (the gradients of .* were not averaged|a message between the p)")
 
 
 def _message(rank: subprocess.Popen[str]) -> list[str]:
@@ -49,7 +56,7 @@ def test_survivors_of_rank_0_say_that_the_store_is_gone_and_accuse_nobody(way: s
     assert killed.wait() == -signal.SIGKILL
     for rank in others:
         what, who = _message(rank)
-        assert "were not averaged: " in what or what.startswith("a message between the processes failed: ")
+        assert _WHAT.match(what)
         assert who.startswith("cannot tell which ranks are missing, because the store at 127.0.0.1:")
         assert "Rank 0 or the torchrun of its node serves the store" in who
 
@@ -59,7 +66,7 @@ def test_survivors_of_another_rank_name_it(way: str, tmp_path: Path) -> None:
     first, killed, last = _start(tmp_path, way)
     killed.kill()
     what, *who = _message(first)
-    assert "were not averaged: " in what or what.startswith("a message between the processes failed: ")
+    assert _WHAT.match(what)
     # The last rank may have noticed nothing until the first one ended.
     assert who[-1].startswith("no report within 5 s from rank 1")
     assert len(_message(last)) <= 3
@@ -123,7 +130,7 @@ def _ended(world: World, reason: str | None) -> str:
         return ""
     assert dist.group.WORLD is not None
     with pytest.raises(UserError) as refusal, missing_ranks.naming_missing_ranks():
-        raise missing_ranks.MissingRanks(dist.group.WORLD, [1], "ended")
+        raise missing_ranks.MissingRanks(dist.group.WORLD, [1], "ended", ended=True)
     return str(refusal.value)
 
 
@@ -133,3 +140,66 @@ def test_rank_that_shared_memory_misses_is_named_with_its_reason_and_no_other_is
 ) -> None:
     head = "a message between the processes failed: rank 1 ended"
     assert run_ranks(3, _ended, reason)[0].splitlines() == [head, *lines]
+
+
+def _uneven(what: str) -> str:
+    """Two ranks that do not make the same calls."""
+    missing_ranks._REPORTS_S = 100.0  # however slow the machine is
+    run, dataset = Run(seed=1, collective_timeout_s=60), TensorDataset(torch.ones(8, 1))
+    model: Any = run.wrap(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(batch: Any) -> Any:
+        return model(batch[0]).mean()
+
+    with pytest.raises(UserError) as told, missing_ranks.naming_missing_ranks():
+        for _ in run.epochs(2):
+            for batch in run.batches(dataset, 4):
+                if what == "an evaluation" and run.rank == 0:
+                    run.evaluate(lambda batch: {"loss": loss(batch)}, dataset, 4)
+                if what == "a break" and run.rank == 0:
+                    break
+                if what == "no step" and run.rank == 1:
+                    continue
+                run.step(loss, batch, optimizer)
+            run.evaluate(lambda batch: {"loss": loss(batch)}, dataset, 4)
+    return str(told.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "calls"),
+    [
+        ("an evaluation", ("run.evaluate()", "run.step()")),
+        ("a break", ("run.evaluate()", "run.step()")),
+        ("no step", ("run.step()", "run.batches()")),
+    ],
+)
+def test_a_call_that_one_rank_alone_makes_is_named_on_both(what: str, calls: tuple[str, str]) -> None:
+    for message, mine, other in zip(launched(2, _uneven, what), calls, calls[::-1], strict=True):
+        own, theirs = message.splitlines()
+        assert own.startswith(f"{mine} at test_missing_ranks.py:"), message
+        assert re.match(rf"rank \d gave up at another place: .*{re.escape(other)} at test_missing_ranks.py:", theirs), (
+            message
+        )
+
+
+def _with_a_store_that_ends(world: World) -> str:
+    if world.rank == 1:
+        missing_ranks._store().set("1", "gave up at another place: here")
+    dist.barrier()
+    if world.rank != 0:
+        return ""
+    read = missing_ranks._read
+
+    def read_once(others: list[int]) -> dict[int, str]:
+        found = read(others)
+        missing_ranks._server = lambda: ("127.0.0.1", 9)  # where nobody listens
+        return found
+
+    missing_ranks._read = read_once
+    return str(missing_ranks._exchange("there", [1, 2]))
+
+
+def test_a_report_that_was_read_before_the_store_ended_is_shown() -> None:
+    assert run_ranks(3, _with_a_store_that_ends)[0] == "{1: 'gave up at another place: here'}"
