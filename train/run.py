@@ -133,8 +133,6 @@ class Run:
             raise UserError("run.restore() was called twice, or after run.epochs(): name everything in one call")
         if wrong := sorted(things.keys() & OWN_KEYS):
             raise UserError(f"run.restore(): {', '.join(wrong)} is a name that the run itself uses: choose another one")
-        if self.config.spreads_model and {"model", "optimizer"} - things.keys():
-            raise UserError("with fsdp, run.restore() needs one model and one optimizer, as model= and optimizer=")
         self.saving.open(things, self.loop.expects_step)
 
     def epochs(self, number: int) -> Iterator[int]:

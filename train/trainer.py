@@ -61,7 +61,7 @@ class Trainer:
         self.optimizer = make_optimizer(config, self.module.parameters())
         self.ema = None if config.ema is None else Ema(self.module, config.ema)
         things = {"model": self.model, "optimizer": self.optimizer, "ema": self.ema}
-        if config.evaluate_only and not config.spreads_model:  # whose weights and optimizer are read together
+        if config.evaluate_only:
             del things["optimizer"]
         self.run.saving.hash_of_data = self.samples.sha256
         self.run.restore(**{name: thing for name, thing in things.items() if thing is not None})

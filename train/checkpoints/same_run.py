@@ -23,7 +23,7 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     """Raise UserError if settings that must equal the checkpoint's do not; the message names each of them."""
     now = config.model_dump()
     keys = _SAME_RUN + (("epochs", "max_steps") if config.scheduler in _NEEDS_ALL_EPOCHS else ())
-    if config.evaluate_only and not config.spreads_model:  # fsdp and pipeline read weights and optimizer together
+    if config.evaluate_only:
         keys = _SAME_WEIGHTS
     # A checkpoint that is older than a setting was made with the setting's default.
     saved = TrainConfig().model_dump() | saved

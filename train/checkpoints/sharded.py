@@ -4,7 +4,9 @@ CHECKPOINT_DIR/step-00000938/, which all ranks must see, holds files of each ran
 """
 
 import uuid
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,19 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn, optim
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from train.checkpoints.folder import Checkpoints
 from train.checkpoints.same_run import misfit
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import thing_of_rank_0
 from train.config import YEAR_S, setting
-from train.errors import UserError
+from train.errors import SharedError, UserError
 from train.world.environment import World
 from train.world.placement import new_group
 
-_BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 # Messages in a gloo group of their own may wait for the slowest disk, while the ranks meet in the default group.
 _CPU = torch.device("cpu")
 
@@ -75,41 +78,103 @@ class ShardedCheckpoints(Checkpoints):
             self._pending = self._thread.submit(self._finish, step, self._copied(state), False)
 
 
-def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
-    """Return what this rank holds of model and optimizer, by names that do not depend on the number of ranks."""
-    of_model, of_optimizer = get_state_dict(model, optimizer, options=_BY_NAME)
-    return {
-        prefix + name: value
-        for prefix, of_part in (("model.", of_model), ("optimizer.", of_optimizer))
-        for name, value in of_part.items()
-        if isinstance(value, Tensor)  # the rest are the optimizer's settings, which come from the config
-    }
+@dataclass(frozen=True)
+class Spread:
+    """Models and optimizers, by their names in a checkpoint, of whose tensors each rank holds a part.
 
-
-def load_shards(world: World, path: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Load this rank's part of a verified checkpoint, which any number of ranks may have saved.
-
-    A collective.  Raises SharedError if a part is missing or cannot be read.
+    params: the parameters of the models, by names that do not depend on the number of ranks.
     """
-    wanted, group = shards(model, optimizer), new_group(_CPU, YEAR_S)
 
-    def read() -> None:
-        try:
-            reader = dcp.FileSystemReader(path)
-            saved = reader.read_metadata().state_dict_metadata
-            if why := misfit("the model", {name: saved[name] for name in wanted if name in saved}, wanted):
-                raise UserError(why)
-            dcp.load(wanted, storage_reader=reader, process_group=group)
-        except CheckpointException as error:
-            raise UserError(f"cannot read the checkpoint {path}: {_first_failure(error)}") from None
+    things: Mapping[str, nn.Module | optim.Optimizer]
+    params: Mapping[str, nn.Parameter]
 
-    while_others_wait(world, read)
-    now: Any = get_state_dict(model, optimizer, options=_BY_NAME)
-    of_model, of_optimizer = (
-        {name: wanted.get(prefix + name, value) for name, value in of_part.items()}
-        for prefix, of_part in zip(("model.", "optimizer."), now, strict=True)
-    )
-    set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer, options=_BY_NAME)
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return this rank's tensors, and what else the state of each thing has, the same on all ranks."""
+        tensors, rest = dict[str, Tensor](), dict[str, Any]()
+        for name, thing in self.things.items():
+            flat = self._flat(thing)
+            tensors |= {f"{name}.{key}": value for key, value in flat.items() if isinstance(value, Tensor)}
+            rest[name] = {"values": {key: value for key, value in flat.items() if not isinstance(value, Tensor)}}
+            if isinstance(thing, optim.Optimizer):
+                groups = thing.state_dict()["param_groups"]
+                rest[name]["groups"] = [{key: group[key] for key in group.keys() - {"params"}} for group in groups]
+        return tensors, rest
+
+    def refuse_others(self, things: Mapping[str, Any]) -> None:
+        """Raise SharedError if another of these things, such as averages of weights, holds parts of tensors, too."""
+        others = {name: thing.state_dict() for name, thing in things.items() if name not in self.things}
+        if wrong := [name for name, x in others.items() if any(isinstance(leaf, DTensor) for leaf in tree_leaves(x))]:
+            raise SharedError(
+                f"run.restore(): {', '.join(wrong)} holds parts of a model, and with fsdp only models that run.wrap() "
+                "has returned and optimizers of torch.optim's type are saved in parts"
+            )
+
+    def load(self, world: World, path: Path, rest: Mapping[str, Any]) -> None:
+        """Load this rank's part of a verified checkpoint, which any number of ranks may have saved.
+
+        A collective.  Raises SharedError if a part is missing, does not fit or cannot be read.
+        """
+        group = new_group(_CPU, YEAR_S)
+
+        def read() -> dict[str, Tensor]:
+            try:
+                reader = dcp.FileSystemReader(path)
+                tensors = self._as_saved(reader.read_metadata().state_dict_metadata)
+                dcp.load(tensors, storage_reader=reader, process_group=group)
+            except CheckpointException as error:
+                raise UserError(f"cannot read the checkpoint {path}: {_first_failure(error)}") from None
+            return tensors
+
+        tensors = while_others_wait(world, read)
+        with mistakes_shared_by_all_ranks():
+            for name, thing in self.things.items():
+                mine = {key.removeprefix(f"{name}."): x for key, x in tensors.items() if key.startswith(f"{name}.")}
+                if isinstance(thing, nn.Module):
+                    set_model_state_dict(thing, mine | rest[name]["values"])
+                else:
+                    self._load_optimizer(name, thing, mine | rest[name]["values"], rest[name]["groups"])
+
+    def _flat(self, thing: nn.Module | optim.Optimizer) -> dict[str, Any]:
+        if isinstance(thing, nn.Module):
+            return get_model_state_dict(thing)
+        names, state = self._names(thing), thing.state_dict()["state"]
+        return {f"state.{names[at]}.{key}": x for at, of_param in state.items() for key, x in of_param.items()}
+
+    def _names(self, optimizer: optim.Optimizer) -> list[str]:
+        """Return the names of an optimizer's parameters, in the order in which its state_dict() numbers them."""
+        names = {id(param): name for name, param in self.params.items()}
+        return [names[id(param)] for group in optimizer.param_groups for param in group["params"]]
+
+    def _as_saved(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return tensors to read into: those of the models, and those that the optimizers had when they were saved."""
+        tensors = dict[str, Tensor]()
+        for name, thing in self.things.items():
+            if isinstance(thing, nn.Module):
+                mine = {f"{name}.{key}": x for key, x in self._flat(thing).items() if isinstance(x, Tensor)}
+                if why := misfit(name, {key: saved[key] for key in mine if key in saved}, mine):
+                    raise UserError(why)
+                tensors |= mine
+                continue
+            params = {f"{name}.state.{param}": self.params[param] for param in self._names(thing)}
+            for key, of_key in saved.items():
+                if (param := params.get(key.rpartition(".")[0])) is not None:
+                    like = param if of_key.size == param.shape else torch.empty(of_key.size)
+                    tensors[key] = torch.empty_like(like, dtype=of_key.properties.dtype)
+        return tensors
+
+    def _load_optimizer(
+        self, name: str, optimizer: optim.Optimizer, flat: Mapping[str, Any], groups: Sequence[dict[str, Any]]
+    ) -> None:
+        now = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+        if len(groups) != len(now):
+            raise UserError(misfit(name, {}, {}, f"it had {len(groups)} parameter groups and has {len(now)}"))
+        numbers = {param: number for number, param in enumerate(self._names(optimizer))}
+        state = defaultdict[int, dict[str, Any]](dict)
+        for key, value in flat.items():
+            param, _, entry = key.removeprefix("state.").rpartition(".")
+            state[numbers[param]][entry] = value
+        groups = [saved | {"params": params} for saved, params in zip(groups, now, strict=True)]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _first_failure(error: CheckpointException) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,9 @@ from train.loop.watchdog import Watchdog
 from train.records.progress import say
 from train.world.environment import World
 from train.world.owner import Owner
+
+if TYPE_CHECKING:
+    from train.checkpoints.sharded import Spread
 
 _IDLE_S = 5.0
 _PIECE_BYTES = 256 * 2**20  # of one message, because a timeout limits each message
@@ -75,11 +78,13 @@ class Saving:
         folders = {"run_dir": config.run_dir, "checkpoint_dir": saves_in} if is_rank_0 else {}
         owners, release = while_others_wait(self.world, lambda: own(folders, tell))
         self.files.enter_context(release)
-        watchdog = Watchdog(self.world, 0.9 * config.collective_timeout_s, expects, owners)
+        watchdog = Watchdog(self.world, config.collective_timeout_s, expects, owners)
         self.files.callback(watchdog.stop)  # before the release
         self.records.observers.append(watchdog)
         content = find(config, self.world, tell)
         self._things, self.is_open = things, True
+        if spread := self._spread():
+            spread.refuse_others(things)
         self._open_folder(saves_in, tell)
         with mistakes_shared_by_all_ranks():
             if is_rank_0 and config.evaluate_only and content is None:
@@ -94,8 +99,10 @@ class Saving:
         if state is not None:
             with mistakes_shared_by_all_ranks():
                 self.load_state_dict(state)
-            if config.spreads_model:
-                self._load_shards(state["step"])
+            if spread := self._spread():
+                folder, resume = Path(str(config.checkpoint_dir)), config.resume
+                path = checkpoint_path(folder, state["step"]) if resume == "auto" else Path(resume)
+                spread.load(self.world, path, state)
 
     def _open_folder(self, folder: str | None, tell: Callable[[str], None]) -> None:
         if folder is None:
@@ -117,27 +124,33 @@ class Saving:
             if self.world.rank == 0 and not config.spreads_model:
                 self.checkpoints = Checkpoints(Path(folder), say=tell)
 
-    def _load_shards(self, step: int) -> None:
-        from train.checkpoints.sharded import load_shards
+    def _spread(self) -> "Spread | None":
+        """Return the things of which each rank holds a part, if there are any."""
+        if not self.config.spreads_model:
+            return None
+        # Imported here: torch takes a second to import what it needs.
+        from train.checkpoints.sharded import Spread
 
-        folder, resume = Path(str(self.config.checkpoint_dir)), self.config.resume
-        path = checkpoint_path(folder, step) if resume == "auto" else Path(resume)
-        load_shards(self.world, path, self.engine.models[0].module, self._things["optimizer"])
+        things: dict[str, nn.Module | optim.Optimizer] = {}
+        for name, thing in self._things.items():
+            if (wrapped := self.engine.wrapped(thing)) is not None or isinstance(thing, optim.Optimizer):
+                things[name] = thing if wrapped is None else wrapped.module
+        several = len(self.engine.params) > 1
+        named = [(f"{at}." * several + name, x) for at, of in enumerate(self.engine.params) for name, x in of.items()]
+        return Spread(things, dict(named))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, and the config that led to it.  All ranks call it together."""
-        things = dict(self._things)
         state: dict[str, Any] = {}
-        if self.config.spreads_model:
-            from train.checkpoints.sharded import shards  # here, as torch takes a second to import what it needs
-
-            model, context = self.engine.models[0].module, self.engine.context
+        if spread := self._spread():
+            context = self.engine.context
             if context.ranks_have_own_buffers:  # any rank may write them, and rank 0's are evaluated
-                broadcast_from_rank_0([*model.buffers()], context.group)
-            del things["model"]
-            state["shards"] = shards(model, things.pop("optimizer"))
-        for name, thing in things.items():
-            state[name] = (self.engine.wrapped(thing) or thing).state_dict()
+                modules = [wrapped.module for wrapped in self.engine.models]
+                broadcast_from_rank_0([buffer for module in modules for buffer in module.buffers()], context.group)
+            state["shards"], rest = spread.state()
+            state |= rest
+        for name in self._things.keys() - state.keys():
+            state[name] = (self.engine.wrapped(self._things[name]) or self._things[name]).state_dict()
         data = {"data_sha256": self._data_sha256} if self._data_sha256 else {}
         own = self.engine.state_dict() | self.position.state_dict() | self.records.state_dict()
         return state | own | data | {"config": self.config.model_dump()}
@@ -149,10 +162,10 @@ class Saving:
         """
         config = self.config
         refuse_other_run(dict(state["config"]), config)
-        spread = {"model", "optimizer"} if config.spreads_model else set()
-        if missing := sorted(self._things.keys() - state.keys() - spread):
+        if missing := sorted(self._things.keys() - state.keys()):
             raise UserError(f"the checkpoint holds no {', '.join(missing)}, which run.restore() names")
-        for name in self._things.keys() - spread:
+        spread = self._spread()
+        for name in self._things.keys() - (spread.things if spread else {}):
             self._load(name, state[name])
         self.position.steps = state["step"]
         if config.evaluate_only:

@@ -95,7 +95,7 @@ class Step:
     def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
         self.config, self.world, self.context, self.device = config, world, context, context.device
         self.ranks_averaged = world.world_size
-        self.models: list[Wrapped] = []
+        self.models, self.params = list[Wrapped](), list[dict[str, nn.Parameter]]()  # of each model, by name
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.micro_batches = config.accumulate
         self.phase = Phase.AWAITED
@@ -105,6 +105,7 @@ class Step:
 
     def add(self, wrapped: Wrapped) -> None:
         self.models.append(wrapped)
+        self.params.append(dict(wrapped.module.named_parameters()))  # after a forward fsdp has others in their place
         self._trained.clear()
         modules = [each.module for each in self.models]
         self._buffers = BufferCopies(modules)
@@ -204,7 +205,7 @@ class Step:
         if (known := self._trained.get(key)) is not None:
             return known
         ours = {id(param) for group in optimizer.param_groups for param in group["params"]}
-        of_models = [list(wrapped.module.parameters()) for wrapped in self.models]
+        of_models = [list(params.values()) for params in self.params]
         everything = {id(param): param for params in of_models for param in params}
         if foreign := len(ours - everything.keys()):
             raise UserError(

@@ -1,11 +1,14 @@
 """torch's fully_shard (FSDP2): each rank keeps a part of every parameter, its gradient and its optimizer state.
 
-A unit's parameters are gathered when its forward or backward needs them; its gradients are averaged at once.
+A unit's parameters are gathered when its forward or backward needs them; its gradients are averaged at once.  Layers
+that share a parameter belong to one unit.
 Source: docs.pytorch.org, torch.distributed.fsdp.fully_shard.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -50,10 +53,19 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         "mesh": DeviceMesh.from_group(group, context.device.type),
         "mp_policy": mixed,
     }
-    for layer in model.children():
-        if any(True for _ in layer.parameters()):
+    layers = [[*layer.parameters()] for layer in model.children()]
+    holders = Counter(chain(model.parameters(recurse=False), *layers))
+    for layer, params in zip(model.children(), layers, strict=True):
+        if params and all(holders[param] == 1 for param in params):
             fully_shard(layer, **options)
-    sharded: Any = fully_shard(model, **options)  # the parameters in no layer
+    sharded: Any = fully_shard(model, **options)  # with the layers that share a parameter
+
+    def reshard_after_evaluation(*_: Any) -> None:
+        # fully_shard leaves the outermost unit whole, and the next forward would not notice what is frozen by then.
+        if not torch.is_grad_enabled():
+            sharded.reshard()
+
+    sharded.register_forward_hook(reshard_after_evaluation)
 
     def norm(gradients: list[Tensor]) -> Tensor:
         of_ranks = nn.utils.get_total_norm(gradients)

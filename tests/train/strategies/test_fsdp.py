@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import distribute_tensor
+from torch.utils.data import TensorDataset
 
 from tests.cli import records
-from tests.ranks import make_trainer, run_ranks, train_on_ranks
+from tests.ranks import launched, make_trainer, run_ranks, train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
 from train.config import TrainConfig
 from train.errors import SharedError
+from train.run import Run
 from train.world.environment import World
 
 
@@ -110,6 +113,86 @@ def test_a_save_within_an_epoch_keeps_rank_0s_buffers_on_every_rank() -> None:
     (own, first), (other, second) = run_ranks(2, _saved_buffers)
     assert not all(map(torch.equal, own, other)), "or any rank's would do"
     assert all(map(torch.equal, first, own)) and all(map(torch.equal, second, own))
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer, self.head = nn.Embedding(31, 8), nn.Linear(8, 8), nn.Linear(8, 31, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.layer(self.embed(x)).tanh())
+
+
+def _train_tied(strategy: str, how: str, folder: Path, epochs: int) -> None:
+    run = Run(seed=1, strategy=strategy, checkpoint_dir=folder, run_dir=folder, resume="auto")
+    model: Any = run.wrap(_Tied())
+    optimizers: list[Any]
+    if how == "two":
+        optimizers = [torch.optim.SGD([model.layer.weight], lr=0.1, momentum=0.9)]
+        optimizers.append(torch.optim.AdamW([model.embed.weight, model.layer.bias], lr=0.1))
+    else:
+        optimizers = [pytest.importorskip("schedulefree").AdamWScheduleFree(model.parameters(), lr=0.1)]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers if how == "two"]
+    run.restore(model=model, **{f"thing{n}": each for n, each in enumerate([*optimizers, *schedulers])})
+    dataset = TensorDataset(torch.arange(40).remainder(31).view(-1, 1), torch.arange(40).mul(7).remainder(31))
+
+    def loss(batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0])[:, 0], batch[1])
+
+    run.evaluate(lambda batch: {"loss": loss(batch)}, dataset, 8)
+    for epoch in run.epochs(3):
+        for optimizer in optimizers:
+            getattr(optimizer, "train", lambda: None)()
+        for batch in run.batches(dataset, 8):
+            for optimizer in optimizers:
+                run.step(loss, batch, optimizer)
+        for scheduler in schedulers:
+            scheduler.step()
+        if epoch == epochs:
+            run.end()
+            break
+
+
+@needs_fsdp_on_cpus
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["two", "schedule-free"])
+def test_tied_weights_optimizers_and_their_rates_resume_on_another_number_of_processes(
+    how: str, tmp_path: Path
+) -> None:
+    if how == "schedule-free":
+        pytest.importorskip("schedulefree")
+    launched(1, _train_tied, "single", how, tmp_path / "one", 3)
+    launched(2, _train_tied, "fsdp", how, tmp_path / "fsdp", 1)
+    launched(3, _train_tied, "fsdp", how, tmp_path / "fsdp", 3)
+    one, sharded = ([record["loss"] for record in records(tmp_path / name, "step")] for name in ("one", "fsdp"))
+    assert sharded == pytest.approx(one, rel=1e-4)
+    assert one[-1] < 0.8 * one[0]
+
+
+def _updated_by_muon(world: World) -> tuple[Tensor, Tensor]:
+    """A weight after a step of Muon, whole and sharded, with the same gradient."""
+    gradient = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    whole, sharded = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    wrapped: Any = strategies.wrap(
+        "fsdp", sharded, strategies.Context(TrainConfig(), torch.device("cpu"), None, 2)
+    ).module
+    with torch.no_grad():
+        whole.weight.copy_(wrapped.weight.full_tensor())
+    whole.weight.grad = gradient
+    wrapped.weight.grad = distribute_tensor(gradient, wrapped.weight.device_mesh, wrapped.weight.placements)
+    for module in (whole, wrapped):
+        torch.optim.Muon(module.parameters(), lr=0.1).step()
+    return whole.weight.detach(), wrapped.weight.full_tensor().detach()
+
+
+@needs_fsdp_on_cpus
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with torch 2.9")
+def test_muon_moves_a_sharded_weight_as_a_whole_one() -> None:
+    for whole, sharded in run_ranks(2, _updated_by_muon):
+        torch.testing.assert_close(sharded, whole, rtol=0, atol=1e-3)
 
 
 def test_a_torch_whose_fully_shard_fails_on_cpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
