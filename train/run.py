@@ -284,12 +284,14 @@ class Run:
         *,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
+        metrics: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
         weights: AbstractContextManager[Any] | None = None,
         stoppable: bool = False,
     ) -> dict[str, float]:
         """Return means over a dataset, each sample once, the same on every rank.  A collective.
 
         function: returns for a batch {name: value}; a value is like what the function of run.step() returns.
+        metrics: makes {name: number} of {name: all rows in the dataset's order}; then a value is (n, …) or a list of n.
         weights: a context in which the models have other weights, such as averages; a signal saves after its end.
         stoppable: a signal may stop the run in this evaluation of an epoch; a restart does again what the loop does
             after the epoch's batches.  Without it the epoch ends first.
@@ -300,8 +302,8 @@ class Run:
         batches = self.reading.evaluation(dataset, batch_size, collate, workers)
         modules = [wrapped.module for wrapped in self.engine.models]
         stop = self.loop.stop if self.loop.may_stop(stoppable) else None
-        with weights or nullcontext(), suppress(Stopped):  # so `weights` ends without an error, also without `finally`
-            return evaluate(function, batches, modules, self.engine.context, stop)
+        with self.loop.evaluating(), weights or nullcontext(), suppress(Stopped):  # so `weights` ends without an error
+            return evaluate(function, batches, modules, self.engine.context, stop, metrics)
         self.loop.save_and_stop()
 
     def mean(self, value: Tensor | float, weight: float = 1.0) -> float:

@@ -290,6 +290,8 @@ def _misused(what: str, folder: Path) -> str:
             for batch in held:
                 if what == "unwrapped":
                     optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
+                if what == "gather":
+                    run.evaluate(lambda b: {"rows": run.gather(b[0]).mean()}, dataset, 4)
                 if what == "second Run after a cut":
                     with pytest.raises(train.UserError, match="cuts it"):
                         run.step(lambda b: run.gather(b[0]).mean(), batch, optimizer)
@@ -329,6 +331,7 @@ def _misused(what: str, folder: Path) -> str:
         ("no mean", "returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("no values", "run.evaluate() returned a tensor of shape (4, 2) as error for 4 samples: return the mean"),
         ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give split=False"),
+        ("gather", "run.gather() belongs into a loop over run.batches(), not into run.evaluate(), whose metrics= gets"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("record", "run.record(): loss, time is a name that the record uses: choose another one"),
         ("second Run after a cut", "Run() connects the processes, but they are connected already: make one Run in a"),

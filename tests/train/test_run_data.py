@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from tests.cli import records, start_ranks
 from tests.ranks import launched
 from train.collectives.agreement import Stopped
-from train.errors import SharedError
+from train.errors import SharedError, UserError
 from train.run import Run
 
 
@@ -138,6 +138,48 @@ def _in_memory() -> int:
 
 def test_of_datasets_made_for_one_evaluation_each_the_newest_stay_in_memory() -> None:
     assert launched(1, _in_memory) == [8]
+
+
+def _average_precision(scores: Tensor, labels: Tensor) -> float:
+    hits = labels[scores.argsort(descending=True)].double()
+    return float((hits * hits.cumsum(0) / torch.arange(1, len(hits) + 1)).sum() / hits.sum())
+
+
+def _ranked(logical_world: int | None) -> dict[str, float]:
+    run = Run(seed=1, logical_world=logical_world)
+    model: Any = run.wrap(nn.Linear(2, 1, bias=False))
+    points = torch.randn(37, 2, generator=torch.Generator().manual_seed(0))
+    dataset = TensorDataset(torch.arange(37), points, (points[:, 0] + points[:, 1] > 0).long())
+    with torch.no_grad():
+        next(model.parameters()).copy_(torch.tensor([[1.0, 0.2]]))
+
+    def outputs(batch: Any) -> dict[str, Any]:
+        return {"at": batch[0].tolist(), "score": model(batch[1])[:, 0], "label": batch[2]}
+
+    def metrics(rows: dict[str, Any]) -> dict[str, Any]:
+        assert rows["at"] == [*range(37)]
+        found = {"ap": _average_precision(rows["score"], rows["label"]), "rank": float(run.rank)}
+        with suppress(ImportError):
+            from torchmetrics.classification import BinaryAveragePrecision
+
+            found["torchmetrics"] = BinaryAveragePrecision(sync_on_compute=False)(rows["score"], rows["label"])
+        return found
+
+    found = run.evaluate(outputs, dataset, 8, metrics=metrics)
+    with pytest.raises(UserError, match=r"returned a tensor of shape \(\) as x for "):
+        run.evaluate(lambda batch: {"x": torch.ones(())}, dataset, 16, metrics=metrics)
+    with pytest.raises(UserError, match=r"returned a list of 1 as x for "):
+        run.evaluate(lambda batch: {"x": [1]}, dataset, 16, metrics=metrics)
+    return found
+
+
+@pytest.mark.parametrize("logical_world", [None, 4])
+def test_metrics_of_all_rows_are_those_of_one_process(logical_world: int | None) -> None:
+    alone, *of_ranks = launched(1, _ranked, logical_world) + launched(3, _ranked, logical_world)
+    assert of_ranks == [alone] * 3 and 0.5 < alone["ap"] < 1 and alone["rank"] == 0
+    if "torchmetrics" not in alone:
+        pytest.skip("torchmetrics is not installed")
+    assert alone["torchmetrics"] == pytest.approx(alone["ap"], rel=1e-5)
 
 
 _CHANGING = """

@@ -88,6 +88,14 @@ class Spread:
     things: Mapping[str, nn.Module | optim.Optimizer]
     params: Mapping[str, nn.Parameter]
 
+    @classmethod
+    def of(cls, things: Mapping[str, Any], params: Sequence[Mapping[str, nn.Parameter]]) -> "Spread":
+        """Leave out the things that are neither models nor optimizers; params: of each model that is trained."""
+        several = len(params) > 1
+        named = {f"{at}." * several + name: x for at, of_model in enumerate(params) for name, x in of_model.items()}
+        kept = {name: thing for name, thing in things.items() if isinstance(thing, nn.Module | optim.Optimizer)}
+        return cls(kept, named)
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return this rank's tensors, and what else the state of each thing has, the same on all ranks."""
         tensors, rest = dict[str, Tensor](), dict[str, Any]()

@@ -103,8 +103,10 @@ class BatchLoop:
 
     def held_by(self, method: str) -> tuple[Present, ShardSampler]:
         """Return the present batch and its place.  Raises UserError if a method of Run is not called in the loop."""
-        if not self.present.is_out or self.position.sampler is None:
-            raise UserError(f"run.{method}() belongs into a loop over run.batches()")
+        present = self.present
+        if not present.is_out or present.evaluates or self.position.sampler is None:
+            instead = ", not into run.evaluate(), whose metrics= gets all rows" * present.evaluates
+            raise UserError(f"run.{method}() belongs into a loop over run.batches(){instead}")
         return self.present, self.position.sampler
 
     def may_stop(self, in_epoch: bool) -> bool:
@@ -114,6 +116,15 @@ class BatchLoop:
         """
         in_batch = self.present.is_out or self.engine.is_updating
         return not in_batch and (in_epoch or self.records.epoch_began is None)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        present = self.present
+        present.evaluates = True
+        try:
+            yield
+        finally:
+            present.evaluates = False
 
     @contextmanager
     def saved_if_not_finite(self) -> Iterator[None]:

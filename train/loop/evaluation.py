@@ -2,14 +2,15 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from train.collectives.agreement import StopAgreement, Stopped
-from train.collectives.broadcast import broadcast_from_rank_0, of_all_ranks
+from train.collectives.broadcast import broadcast_from_rank_0, of_all_ranks, thing_of_rank_0
 from train.data.batches import pieces
 from train.data.shard import share
 from train.errors import SharedError
@@ -25,14 +26,16 @@ def evaluate(
     modules: Sequence[nn.Module],
     context: Context,
     stop_agreement: StopAgreement | None,
+    metrics: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
 ) -> dict[str, float]:
-    """Return means over the dataset by name, the same on every rank.  A collective.
+    """Return means over the dataset, or what `metrics` returns, by name, the same on every rank.  A collective.
 
     function: returns for a batch {name: the value of each sample, (n,), or their mean, or (sum, weight)}, or None on a
         rank that does not compute the outputs.
     batches: this rank's share, and the sizes of the parts of which a batch consists; all ranks have equally many
         batches.  Of a part of 0 samples the function is called, too: some models send messages in their forward.
     modules: are in evaluation mode meanwhile.
+    metrics: is called with {name: the rows of all samples}, in the dataset's order, as Run.evaluate() says.
     With --on-oom=halve a batch that does not fit in memory is cut in two, again and again, and so are those after it.
     Raises Stopped if a signal asks for it and `stop_agreement` is given.
     """
@@ -42,21 +45,27 @@ def evaluate(
     if context.ranks_have_own_buffers:
         broadcast_from_rank_0([buffer for module in modules for buffer in module.buffers()], context.group)
     sums = defaultdict[str, list[tuple[Any, Any]]](list)
+    rows = defaultdict[tuple[str, int], list[Any]](list)  # by name and by part, whose samples are neighbours
     if stop_agreement is not None:
         stop_agreement.begin()
     num_pieces = 1
     try:
         for batch, nums in batches:
-            while (found := _values(function, batch, nums, num_pieces, context)) is None:
+            while (found := _values(function, batch, nums, num_pieces, context, metrics is not None)) is None:
                 num_pieces *= 2
-            for values, size in found:
+            for number, (values, size) in enumerate(found):
                 for name, value in (values or {}).items():
-                    sums[name].append(_sum_and_weight(value, size))
+                    if metrics is None:
+                        sums[name].append(_sum_and_weight(value, size))
+                    else:
+                        rows[name, number // num_pieces].append(tree_map_only(Tensor, Tensor.cpu, value[:size]))
             if stop_agreement is not None and stop_agreement.reached():
                 raise Stopped
     finally:
         for part in training:
             part.training = True
+    if metrics is not None:
+        return thing_of_rank_0({name: float(value) for name, value in metrics(_of_all_samples(rows)).items()})
     mine = {name: [*zip(*map(_numbers, zip(*pairs, strict=True)), strict=True)] for name, pairs in sums.items()}
     of_ranks, means = of_all_ranks(mine), {}
     for name in {name: None for of_rank in of_ranks for name in of_rank}:
@@ -68,8 +77,26 @@ def evaluate(
     return means
 
 
+def _of_all_samples(rows: Mapping[tuple[str, int], list[Any]]) -> dict[str, Any]:
+    """Return the rows of all ranks by name, each a tensor or a list, in the order of the dataset.  A collective."""
+    found = defaultdict[str, list[Any]](list)
+    for of_rank in of_all_ranks({key: rows[key] for key in sorted(rows)}):
+        for (name, _), of_batches in of_rank.items():
+            found[name] += [each for each in of_batches if len(each)]
+    whole = dict[str, Any]()
+    for name, of_batches in found.items():
+        if isinstance(of_batches[0], list):
+            whole[name] = [row for each in of_batches for row in each]
+        elif len(shapes := {tuple(each.shape[1:]) for each in of_batches}) == 1:
+            whole[name] = torch.cat(of_batches)
+        else:
+            shown = ", ".join(map(str, sorted(shapes)[:3]))
+            raise SharedError(f"run.evaluate(): rows of {name} have different shapes, {shown}: return them as a list")
+    return whole
+
+
 def _values(
-    function: Callable[[Any], Any], batch: Any, nums: list[int], num_pieces: int, context: Context
+    function: Callable[[Any], Any], batch: Any, nums: list[int], num_pieces: int, context: Context, of_rows: bool
 ) -> list[tuple[Any, int]] | None:
     """Return the function's values for each piece of the batch, and its samples; None to try it with more pieces."""
     sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
@@ -77,7 +104,7 @@ def _values(
         with autocast(context.config.precision, context.device):
             found = [(function(piece), size) for piece, size in zip(pieces(batch, sizes), sizes, strict=True)]
         for values, size in found:
-            refuse_unlike_values(values, size)
+            refuse_unlike_values(values, size, of_rows)
         return found
     except Exception as error:
         if context.config.on_oom != "halve" or num_pieces >= max(nums) or not is_out_of_memory(error):

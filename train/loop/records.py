@@ -32,6 +32,7 @@ class Present:
 
     Of several steps with one batch, the loss of the first that was not skipped counts.
     is_out: the loop has it now.  is_used: by run.step() or run.apply().  splits: a step runs that may cut the batch.
+    evaluates: run.evaluate() runs.
     by_hand: what run.backward() has returned, until run.apply() uses it.
     """
 
@@ -39,6 +40,7 @@ class Present:
     is_out: bool = False
     is_used: bool = False
     splits: bool = False
+    evaluates: bool = False
     by_hand: StepResult | None = None
     result: StepResult | None = None
     lr: float = 0.0

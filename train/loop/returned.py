@@ -26,13 +26,21 @@ def refuse_unlike_mean(loss: Any) -> None:
         raise UserError(f"run.backward() got {described(loss)}{slip}: give the mean over this rank's samples")
 
 
-def refuse_unlike_values(returned: Any, size: int) -> None:
-    """Raise UserError unless the function of run.evaluate() returned {name: value}, or None."""
+def refuse_unlike_values(returned: Any, size: int, of_rows: bool) -> None:
+    """Raise UserError unless the function of run.evaluate() returned {name: value}, or None; of_rows: {name: rows}."""
     if not isinstance(returned, Mapping | None):
         what = 'return a dict, such as {"val_loss": loss}'
         raise UserError(f"the function of run.evaluate() returned {described(returned)}: {what}")
     for name, value in (returned or {}).items():
-        if not _has_mean(value, size):
+        if of_rows:
+            has_rows = isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)
+            if not has_rows or len(value) != size > 0:
+                what = f"{described(value)}{f' of {len(value)}' if isinstance(value, list) else ''} as {name}"
+                raise UserError(
+                    f"the function of run.evaluate(…, metrics=…) returned {what} for {size} samples: return a tensor "
+                    "with one row, or a list with one element, for each sample"
+                )
+        elif not _has_mean(value, size):
             _refuse("evaluate", value, f" as {name}", size, "value")
 
 

@@ -100,9 +100,8 @@ class Saving:
             with mistakes_shared_by_all_ranks():
                 self.load_state_dict(state)
             if spread := self._spread():
-                folder, resume = Path(str(config.checkpoint_dir)), config.resume
-                path = checkpoint_path(folder, state["step"]) if resume == "auto" else Path(resume)
-                spread.load(self.world, path, state)
+                newest = checkpoint_path(Path(str(config.checkpoint_dir)), state["step"])
+                spread.load(self.world, newest if config.resume == "auto" else Path(config.resume), state)
 
     def _open_folder(self, folder: str | None, tell: Callable[[str], None]) -> None:
         if folder is None:
@@ -128,16 +127,11 @@ class Saving:
         """Return the things of which each rank holds a part, if there are any."""
         if not self.config.spreads_model:
             return None
-        # Imported here: torch takes a second to import what it needs.
-        from train.checkpoints.sharded import Spread
+        from train.checkpoints.sharded import Spread  # here, as torch takes a second to import what it needs
 
-        things: dict[str, nn.Module | optim.Optimizer] = {}
-        for name, thing in self._things.items():
-            if (wrapped := self.engine.wrapped(thing)) is not None or isinstance(thing, optim.Optimizer):
-                things[name] = thing if wrapped is None else wrapped.module
-        several = len(self.engine.params) > 1
-        named = [(f"{at}." * several + name, x) for at, of in enumerate(self.engine.params) for name, x in of.items()]
-        return Spread(things, dict(named))
+        known = {name: self.engine.wrapped(thing) for name, thing in self._things.items()}
+        things = {name: thing if (one := known[name]) is None else one.module for name, thing in self._things.items()}
+        return Spread.of(things, self.engine.params)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, and the config that led to it.  All ranks call it together."""
