@@ -16,8 +16,9 @@ SERVER = {"KUBERNETES_SERVICE_HOST": GATEWAY, "KUBERNETES_SERVICE_PORT": str(POR
 _TOKEN = "administrator"  # reachable from the pods' network only, which ends with this process
 _CONTROLLERS = """
     deployment-controller endpointslice-controller garbage-collector-controller job-controller namespace-controller
-    persistentvolumeclaim-protection-controller replicaset-controller root-ca-certificate-publisher-controller
-    serviceaccount-controller ttl-after-finished-controller
+    node-lifecycle-controller persistentvolumeclaim-protection-controller pod-garbage-collector-controller
+    replicaset-controller resourceclaim-controller resourcequota-controller root-ca-certificate-publisher-controller
+    serviceaccount-controller taint-eviction-controller ttl-after-finished-controller
 """
 
 

@@ -1,4 +1,4 @@
-"""Pods played by processes of this machine: a node's kubelet, as far as jobs and their operators can tell.
+"""Pods played by processes of this machine: the kubelets of its nodes, as far as jobs and their operators can tell.
 
 Every pod of the cluster is taken as it comes from the API server: bound to a node, its volumes made, its containers
 started with the environment that the API server holds, restarted by its restart policy, ended when it is deleted
@@ -17,17 +17,16 @@ import traceback
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from tests.clusters import words_and_environment
 from tests.e2e.k8s.api import Api, Gone, Object
 from tests.e2e.k8s.names import DOMAIN
+from tests.e2e.k8s.nodes import Nodes, now
 from tests.e2e.k8s.sandbox import GATEWAY, REPOSITORY, Container, Sandbox, address_of, send
 from tests.e2e.k8s.volumes import Volumes
 
-NODE = "player"
 _LONGEST_BACKOFF_S = 300.0
 _TERMINATED = 143  # the exit code where SIGTERM came before the start
 
@@ -68,11 +67,18 @@ class Kubelet:
         self.images = images
         self.server = server
         self.errors: list[str] = []
+        # Pods, as namespace/name, whose images come only when the test says so.
+        self.pulled: dict[str, threading.Event] = {}
         self._pods: dict[str, Pod] = {}
         self._closed = False
-        # Only pods of a node that is there become endpoints of Services.
-        api.post("/api/v1/nodes", {"metadata": {"name": NODE}})
+        self.nodes = Nodes(api, self.errors)
         threading.Thread(target=self._watch, daemon=True).start()
+
+    def lose(self, node: str) -> None:
+        """Cut the power of a node: its processes end, and the API server hears nothing of it."""
+        self.nodes.live.remove(node)
+        for pod in [pod for pod in list(self._pods.values()) if pod.node == node]:
+            pod.kill()
 
     def logs(self, namespace: str, start: str = "") -> str:
         """What all containers of the pods whose names begin so have printed, ended ones too, in the order of time."""
@@ -86,6 +92,7 @@ class Kubelet:
 
     def close(self) -> None:
         self._closed = True
+        self.nodes.close()
         for pod in list(self._pods.values()):
             pod.stop(0)
         for pod in list(self._pods.values()):
@@ -124,6 +131,7 @@ class Pod(threading.Thread):
         self._spec: Object = found["spec"]
         self.namespace: str = found["metadata"]["namespace"]
         self.name = str(found["metadata"]["name"])
+        self.node = kubelet.nodes.of(f"{self.namespace}/{self.name}")
         self._path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
         self._number = number
         self._folder = kubelet.folder / "pods" / str(number)
@@ -140,7 +148,7 @@ class Pod(threading.Thread):
         try:
             self._live()
         except Gone:
-            pass  # deleted while it was being bound or its status written
+            pass  # deleted while it was being bound or its status written, or its node is lost
         except Exception:
             self._kubelet.errors.append(f"pod {self.name}: {traceback.format_exc()}")
 
@@ -170,18 +178,21 @@ class Pod(threading.Thread):
         send(self._process, signal.SIGKILL)
 
     def _live(self) -> None:
-        node = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+        node = {"apiVersion": "v1", "kind": "Node", "name": self.node}
         self._api.post(f"{self._path}/binding", {"metadata": {"name": self.name}, "target": node})
         volumes = Volumes(self._api, self._pod, self._folder / "volumes", self._kubelet.claims)
         volumes.make()
         sandbox = Sandbox(self._number, self._hostname(), self._folder, self._etc())
         code = 0
         try:
-            self._tell(phase="Pending", podIP=sandbox.address, podIPs=[{"ip": sandbox.address}], startTime=_now())
+            self._tell(phase="Pending", podIP=sandbox.address, podIPs=[{"ip": sandbox.address}], startTime=now())
             if seconds := self._spec.get("activeDeadlineSeconds"):
                 clock = threading.Timer(seconds, self.expire)
                 clock.daemon = True
                 clock.start()
+            pulled = self._kubelet.pulled.get(f"{self.namespace}/{self.name}")
+            while pulled and not self._ending.is_set() and not pulled.wait(0.5):
+                pass
             for container in self._spec.get("initContainers", []):
                 code = code or self._run(sandbox, volumes, container, _INIT)
             if not code:
@@ -211,10 +222,10 @@ class Pod(threading.Thread):
         restarts = 0
         last: Object = {}
         while True:
-            started = _now()
+            started = now()
             code = self._once(sandbox, volumes, container, kind, restarts, last)
             reason = "Completed" if code == 0 else "Error"
-            over = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": _now()}
+            over = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": now()}
             last = {"terminated": over}
             self._tell(**{kind.statuses: [_container_status(container, restarts, last, {})]}, conditions=_ready(False))
             if self._ending.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
@@ -235,7 +246,7 @@ class Pod(threading.Thread):
                 return _TERMINATED
             with log.open("wb") as output:
                 process = self._process = sandbox.start(prepared, output)
-        running = {"running": {"startedAt": _now()}}
+        running = {"running": {"startedAt": now()}}
         ready = "readinessProbe" not in container
         told = {kind.statuses: [_container_status(container, restarts, running, last)], "phase": kind.phase}
         self._tell(**told, conditions=_ready(ready and kind is _MAIN))
@@ -294,7 +305,9 @@ class Pod(threading.Thread):
         }
 
     def _tell(self, **status: Any) -> None:
-        """Write part of the pod's status."""
+        """Write part of the pod's status; a node that is lost writes nothing any more."""
+        if self.node not in self._kubelet.nodes.live:
+            raise Gone(self._path)
         self._api.patch(f"{self._path}/status", {"status": {"hostIP": GATEWAY, **status}})
 
 
@@ -334,7 +347,3 @@ def _container_status(container: Object, restarts: int, state: Object, last: Obj
 
 def _ready(ready: bool) -> list[Object]:
     return [{"type": kind, "status": str(ready)} for kind in ("Ready", "ContainersReady")]
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

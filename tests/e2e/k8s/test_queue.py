@@ -163,4 +163,6 @@ def node(cluster: Cluster, name: str, labels: dict[str, str], pods: int) -> None
     room = {"cpu": str(pods), "memory": "100Gi", "pods": "100"}
     status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
     cluster.kubectl("patch", "node", name, "--subresource=status", f"--patch={json.dumps({'status': status})}")
-    cluster.kubectl("patch", "node", name, '--patch={"spec": {"taints": null}}')  # nobody else notices that it is ready
+    cluster.kubectl("patch", "node", name, '--patch={"spec": {"taints": null}}')  # at once
+    if cluster.kubelet is not None:
+        cluster.kubelet.nodes.live.add(name)
