@@ -180,6 +180,8 @@ def _change(row: Row, job: Job) -> None:
     elif row.outside == "slow":
         for machine, card in ((job.nodes[2], "to-node1"), (job.nodes[1], "eth0")):
             machine.run(*f"tc qdisc add dev {card} root tbf rate 10mbit burst 32kbit latency 400ms".split())
+    elif row.outside == "hosts":
+        job.nodes[1].run("sh", "-c", "echo 10.78.0.10 node0 >>/etc/hosts")
     elif row.outside == "second start":
         assert job.ends(job.start(2), alone=False) == [1], job.said
     else:

@@ -169,7 +169,8 @@ class Job:
 
     def take_port(self) -> subprocess.Popen[bytes]:
         """Listen at the rendezvous port of node 0."""
-        listens = f"import socket; s = socket.create_server(('', {_PORT})); open('asks', 'w').write('?'); s.accept()"
+        server = f"s = socket.create_server(('', {_PORT}))"
+        listens = f"import socket\n{server}\nopen('asks', 'w').write('?')\nwhile 1: s.accept()"
         program = subprocess.Popen(self.nodes[0].inside([sys.executable, "-c", listens], self.folder))
         self.wait_for_question()
         return program
