@@ -14,7 +14,7 @@ from jobspec.spec.keys import given
 from jobspec.spec.rules import Rule, names_in_env
 
 # Variables that the script itself sets.
-VARIABLES_OF_SCRIPT = {"code", "gpus", "job", "name", "scratch", "step"}
+VARIABLES_OF_SCRIPT = {"code", "ended", "gpus", "job", "name", "scratch", "step"}
 
 _HIDES_GPUS = "this option may hide GPUs from the processes"
 

@@ -33,8 +33,8 @@ job_task() {  # on each node: torchrun starts its 2 processes
     --checkpoint-every=50 \
     --resume=auto && exit || code=$?
   # With the first node this script is lost, too, and nothing else would end the job.
-  answer=$(LC_ALL=C; { : <"/dev/tcp/$MASTER_ADDR/$MASTER_PORT"; } 2>&1) ||
-    [[ $answer == *refused* ]] || scancel "$SLURM_JOB_ID"
+  answer=$(LC_ALL=C; { : <"/dev/tcp/$MASTER_ADDR/$MASTER_PORT"; } 2>&1) || [[ $answer == *refused* ]] ||
+    { echo "$MASTER_ADDR, the first node, is lost: cancelling the job" >&2; scancel "$SLURM_JOB_ID"; }
   exit "$code"
 }
 export -f job_task

@@ -66,8 +66,9 @@ export MASTER_ADDR MASTER_PORT=29400
 # What Slurm calls this job; of an array, each task has its own name.
 until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | sed -n "s/^$SLURM_JOB_ID //p"); do sleep 5; done
 # Slurm 24.11 starts a job again that completes after it was preempted: the comment of the job says that it did.
-[[ $(squeue --noheader --jobs="$job" --format=%k) != *completed ]] || exit 0
-completed() { scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k) completed" || true; exit 0; }
+[[ $(squeue --noheader --jobs="$job" --format=%k) != *render-job:completed ]] || { echo "it has completed: to run it again, submit it" >&2; exit 0; }
+ended=
+completed() { ended=yes; exit 0; }
 step=
 # Slurm signals 120 s before it takes the nodes: the processes save and end, then the job is requeued.
 requeue() {
@@ -78,7 +79,7 @@ requeue() {
     (epilogue) || true
   fi
   (( 10#0$(squeue --noheader --jobs="$job" --Format=RestartCnt) < 5 )) ||
-    { echo "not requeued: preemption.max_requeues (5) is reached" >&2; scontrol update job="$job" Requeue=0; exit 1; }
+    { echo "not requeued: preemption.max_requeues (5) is reached" >&2; scontrol update job="$job" Requeue=0; exit 1; }  # or Slurm itself would requeue it
   echo "requeueing the job" >&2
   exec scontrol requeue "$job"
 }
@@ -102,6 +103,7 @@ epilogue() {
     'rm -r /local/data'; do
     eval "$JOB_LINE" || { echo "slurm.epilogue: this line failed: $JOB_LINE" >&2; exit 1; }
   done </dev/null
+  [[ ! $ended ]] || scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k) render-job:completed" || true
 }
 trap epilogue EXIT
 

@@ -64,8 +64,8 @@ export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 # What Slurm calls this job; of an array, each task has its own name.
 until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | sed -n "s/^$SLURM_JOB_ID //p"); do sleep 5; done
 # Slurm 24.11 starts a job again that completes after it was preempted: the comment of the job says that it did.
-[[ $(squeue --noheader --jobs="$job" --format=%k) != *completed ]] || exit 0
-completed() { scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k) completed" || true; exit 0; }
+[[ $(squeue --noheader --jobs="$job" --format=%k) != *render-job:completed ]] || { echo "it has completed: to run it again, submit it" >&2; exit 0; }
+completed() { scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k) render-job:completed" || true; exit 0; }
 step=
 # Slurm signals 120 s before it takes the nodes: the processes save and end, then the job is requeued.
 requeue() {
@@ -76,7 +76,7 @@ requeue() {
     wait "$step" && completed  # they had made their last step
   fi
   (( 10#0$(squeue --noheader --jobs="$job" --Format=RestartCnt) < 20 )) ||
-    { echo "not requeued: preemption.max_requeues (20) is reached" >&2; scontrol update job="$job" Requeue=0; exit 1; }
+    { echo "not requeued: preemption.max_requeues (20) is reached" >&2; scontrol update job="$job" Requeue=0; exit 1; }  # or Slurm itself would requeue it
   echo "requeueing the job" >&2
   exec scontrol requeue "$job"
 }

@@ -144,14 +144,20 @@ def test_signal_to_only_the_processes_requeues_if_slurm_preempts_and_they_do_not
     assert bool(requeued(own_cluster)) == again
 
 
-def test_a_completed_job_that_slurm_starts_again_runs_nothing_and_keeps_its_comment(own_cluster: Cluster) -> None:
-    script = rendered(own_cluster, TWO_NODES + "preemption: {}\n")
+@pytest.mark.parametrize("epilogue", ["", "true", "false"])
+def test_a_completed_job_that_slurm_starts_again_runs_nothing_and_keeps_its_comment(
+    epilogue: str, own_cluster: Cluster
+) -> None:
+    slurm = f"slurm: {{epilogue: ['{epilogue}']}}\n" if epilogue else ""
+    script = rendered(own_cluster, f"{TWO_NODES}preemption: {{}}\n{slurm}")
     own_cluster.install_recorder("torchrun")
-    assert own_cluster.run(script)[0] == 0
+    failed = epilogue == "false"  # a job whose epilogue failed has not completed
+    assert own_cluster.run(script)[0] == failed
     assert own_cluster.calls()
-    assert (own_cluster.folder / "comment").read_text() == "of the user completed\n"
-    assert own_cluster.run(script)[0] == 0
-    assert not own_cluster.calls()
+    comment = own_cluster.folder / "comment"
+    assert (comment.exists() and comment.read_text() == "of the user render-job:completed\n") == (not failed)
+    assert own_cluster.run(script)[0] == failed
+    assert bool(own_cluster.calls()) == failed
 
 
 def test_cancelled_job_stays_out_of_the_queue(own_cluster: Cluster) -> None:
