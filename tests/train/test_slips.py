@@ -1,7 +1,8 @@
 """One's own loop: what says nothing is skipped in words, and the commonest slips end in a sentence."""
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,11 @@ def _trained(folder: Path | None, way: str) -> tuple[list[float], list[str | Non
                 loss = lambda b: ((model(b[0]).square()[:, 0] * b[1]).sum(), b[1].sum())  # noqa: E731
                 result = run.step(loss, batch, optimizer)
             skipped.append(result.skipped)
-    with pytest.raises(train.UserError, match="weights of loss sum to 0 over the dataset, so it has no mean"):
+    with pytest.raises(train.UserError, match="weights of loss sum to 0 over the dataset, so there is no mean"):
         run.evaluate(lambda b: {"loss": (0.0, 0)}, TensorDataset(torch.ones(3, 1)), 2)
+    with pytest.warns(match="weights of precision sum to 0") if run.rank == 0 else nullcontext():
+        found = run.evaluate(lambda b: {"one": 1.0, "precision": (0.0, 0)}, TensorDataset(torch.ones(3, 1)), 2)
+    assert found["one"] == 1 and math.isnan(found["precision"])
     return [float(each) for each in model.state_dict().values()], skipped
 
 

@@ -1,11 +1,13 @@
 """Means over a dataset, each sample once, the same on every rank."""
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -67,13 +69,19 @@ def evaluate(
     if metrics is not None:
         return thing_of_rank_0({name: float(value) for name, value in metrics(_of_all_samples(rows)).items()})
     mine = {name: [*zip(*map(_numbers, zip(*pairs, strict=True)), strict=True)] for name, pairs in sums.items()}
-    of_ranks, means = of_all_ranks(mine), {}
+    of_ranks, means, without = of_all_ranks(mine), dict[str, float](), list[str]()
     for name in {name: None for of_rank in of_ranks for name in of_rank}:
         pairs = [pair for of_rank in of_ranks for pair in of_rank.get(name, [])]
         total, weight = (math.fsum(numbers) for numbers in zip(*pairs, strict=True))
+        means[name] = total / weight if weight else math.nan
         if not weight:
-            raise SharedError(f"run.evaluate(): the weights of {name} sum to 0 over the dataset, so it has no mean")
-        means[name] = total / weight
+            without.append(name)
+    if without:
+        text = f"run.evaluate(): the weights of {', '.join(without)} sum to 0 over the dataset, so there is no mean"
+        if len(without) == len(means):
+            raise SharedError(text)
+        if dist.get_rank() == 0:
+            warnings.warn(f"{text}: NaN is returned", stacklevel=4)  # of the loop; once for each place
     return means
 
 

@@ -188,8 +188,8 @@ class Records:
             train_seconds=round(max(self._trained_at - began, 0.0), 3),
             values={name: float(value) for name, value in self.values.items()},
         )
-        accuracy = record.values.get("val_accuracy", 0.0)
-        if "val_accuracy" in record.values and (self.best is None or accuracy > self.best.accuracy):
+        accuracy = record.values.get("val_accuracy", math.nan)
+        if not math.isnan(accuracy) and (self.best is None or accuracy > self.best.accuracy):
             self.best = Best(record.epoch, accuracy)
         for observer in self.observers:
             observer.epoch_ended(record)
