@@ -11,7 +11,7 @@ import socket
 import sys
 
 from train.config import name_settings_as_flags
-from train.errors import leave, refuse_without, report
+from train.errors import UserError, leave, refuse_without, report
 from train.flags import from_argv, split_launch
 from train.world.environment import World
 from train.world.local import refuse_second_launcher, run_on_this_machine
@@ -25,7 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     """Examine, report and return the exit code: 0 if nothing is wrong, 1 otherwise."""
     name_settings_as_flags()
     try:
-        procs, _, argv = split_launch(sys.argv[1:] if argv is None else argv)
+        procs, checks_exact, argv = split_launch(sys.argv[1:] if argv is None else argv)
+        if checks_exact:
+            raise UserError("--check-exact: train.doctor trains nothing; use `python -m train --check-exact`")
         config = from_argv([*_WAITS, *argv])
         refuse_without("torch", "train.doctor", "train")
         if procs is not None:

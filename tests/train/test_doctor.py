@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.cli import ROOT, environment, free_port, start_ranks
 from tests.ranks import run_ranks, shorten_timeout
-from train import examination
+from train import doctor, examination
 from train.errors import UserError
 from train.examination import Card, mistakes
 from train.flags import from_argv
@@ -86,6 +86,11 @@ def _without_rank_1(world: World) -> str:
 
 def test_a_rank_that_hangs_after_the_meeting_is_named() -> None:
     assert "no report within 5 s from rank 1 " in run_ranks(2, _without_rank_1)[0]
+
+
+def test_check_exact_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--check-exact"]) == 1
+    assert "--check-exact: train.doctor trains nothing" in capsys.readouterr().err
 
 
 def test_ranks_that_fit_together_have_no_mistakes() -> None:
