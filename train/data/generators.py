@@ -1,9 +1,10 @@
 """The random generators that samples are drawn with: of torch, NumPy and Python, and those that a dataset keeps."""
 
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from train.data.shard import seed_of
-from train.errors import UserError
 
 # Longer ones hold samples, not transforms.
 _MOST_ITEMS = 200
@@ -32,10 +32,7 @@ class Generators:
         self._kept: dict[str, Generator] = {}
 
     def are_new(self) -> bool:
-        """Look for the generators, and return True if there are others than before.
-
-        Raises UserError if an owner keeps one that cannot be seeded.
-        """
+        """Look for the generators, and return True if there are others than before."""
         before, self._kept = self._kept, dict(_found(self._owners))
         return self._kept != before
 
@@ -82,7 +79,9 @@ def _found(owners: Mapping[str, Any]) -> Iterator[tuple[str, Generator]]:
             continue
         seen.add(id(thing))
         if isinstance(thing, random.SystemRandom):
-            raise UserError(f"{place} is a SystemRandom, whose numbers cannot be repeated: use a random.Random")
+            text = f"{place} is a SystemRandom, whose numbers cannot be repeated: use a random.Random"
+            warnings.warn(text, stacklevel=2)  # once, although each epoch looks; perhaps nothing draws from it
+            continue
         if isinstance(thing, np.random.Generator):
             thing = thing.bit_generator
         if isinstance(thing, Generator):
@@ -107,6 +106,8 @@ def _parts(thing: Any) -> list[tuple[Any, Any]]:
         return closed + [(name, x) for name, x in named if not _is_elsewhere(x, thing.__module__)]
     of_classes = [pair for kind in type(thing).__mro__[:-1] for pair in vars(kind).items()]
     own = [*vars(thing).items()] if hasattr(thing, "__dict__") else []
+    slots = [name for name, x in of_classes if isinstance(x, MemberDescriptorType) and hasattr(thing, name)]
+    own += [(name, getattr(thing, name)) for name in slots]
     return own + [(name, x) for name, x in of_classes if _draws(x)]
 
 
