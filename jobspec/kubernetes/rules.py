@@ -164,7 +164,7 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
             yield Finding(("kubernetes", "labels", key), message, hint, on_key=True)
     for key in job.kubernetes.annotations:
         if key in _SIZES_OF_KUEUE:
-            message = f"kubernetes.annotations: with {key}, Kueue starts fewer pods than torchrun waits for"
+            message = f"kubernetes.annotations: with {key}, Kueue starts fewer pods than the job has nodes"
             yield Finding(("kubernetes", "annotations", key), message, "leave it out", on_key=True)
         if key.startswith("kueue.x-k8s.io/podset-") and key.endswith("-topology") and "slice" not in key:
             message = f"kubernetes.annotations: {key} would not hold for all pods of a PyTorchJob together"

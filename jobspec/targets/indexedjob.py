@@ -65,6 +65,8 @@ def _notes(job: Job) -> Iterator[str]:
         namespace = f" -n {job.kubernetes.namespace}" if job.kubernetes.namespace else ""
         patch = """'{"spec": {"parallelism": N, "completions": N}}'"""
         yield f"Change the number of nodes while the job runs, from {job.nodes.min} to {job.nodes.max}; node 0 stays:"
+        if job.kubernetes.queue is not None:
+            yield "Kueue then stops the job and admits it again, so it continues from its last checkpoint:"
         yield f"kubectl patch{namespace} job/{job.name} --type=merge -p {patch}"
 
 

@@ -137,6 +137,7 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
         assert f"{section if is_refused_whole else key} is given, but target {name} does not use it" in after
 
 
+_ELASTIC = {"nodes": {"min": 1, "max": 2}, "max_restarts": 1}
 _SCRATCH = {"mounts": [{"scratch": "1GiB", "path": "/d"}]}
 
 
@@ -148,6 +149,8 @@ _SCRATCH = {"mounts": [{"scratch": "1GiB", "path": "/d"}]}
         ("jobset", {"kubernetes": {"gpu_claim": "one", "queue": "lq"}}, "maps the DeviceClass"),
         ("jobset", {"kubernetes": {"gpu_resource": "nvidia.com/mig-1g.10gb"}}, "one MIG slice only"),
         ("indexedjob", {"max_restarts": 1}, "kubectl taint nodes NODE node.kubernetes.io/out-of-service=x:NoExecute"),
+        ("indexedjob", {**_ELASTIC, "kubernetes": {"queue": "lq"}}, "Kueue then stops the job and admits it again"),
+        ("indexedjob", _ELASTIC, "a failed pod counts as 1"),
         ("pytorchjob", {"nodes": 256}, "starts no other job meanwhile"),
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
         ("slurm", {"resources.cpus": 7, "procs_per_node": 2, "slurm": {"launcher": "srun"}}, "Not used here: 1 of 7"),
