@@ -18,7 +18,7 @@ demo: $(READY) ## train in two processes on this CPU; DATA_ROOT=FOLDER: on Fashi
 	$(BIN)/python render.py torchrun jobs/quickstart.yaml $(DEMO_SET) -o runs/demo.sh
 	bash runs/demo.sh
 
-test: lint ## the checkers and the fast tests: four minutes on two quiet cores
+test: lint ## the checkers and the fast tests: two minutes on two quiet cores
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: test ## all tests that need neither a cluster nor a container engine

@@ -22,22 +22,28 @@ else:
 
 # Files whose tests take longest, mostly because they start many processes: `make test` leaves them out.
 _SLOW_FILES = """
-    benchmarks/test_benchmarks jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption
-    jobspec/test_ssh jobspec/test_ssh_faults train/checkpoints/test_resume train/checkpoints/test_transfer
-    train/collectives/test_missing_ranks train/data/test_workers train/datasets/test_image_folder
-    train/ddp/test_wrapper train/loop/test_interrupt train/loop/test_export train/loop/test_finished_run
-    train/loop/test_nonfinite train/loop/test_numerics train/loop/test_out_of_memory train/loop/test_preemption
-    train/loop/test_runs_on_a_gpu train/loop/test_techniques train/loop/test_watchdog train/records/test_profile
-    train/records/test_report train/records/test_tensorboard train/sync/test_sync train/test_mistakes
-    train/world/test_failure train/world/test_local train/world/test_owner test_packaging
+    benchmarks/test_benchmarks jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption jobspec/test_ssh
+    jobspec/test_ssh_faults jobspec/test_torchrun_parser train/checkpoints/test_changed_data
+    train/checkpoints/test_interrupted_save train/checkpoints/test_resume train/checkpoints/test_transfer
+    train/collectives/test_missing_ranks train/cpu/test_shared_memory train/data/test_workers
+    train/datasets/test_image_folder train/ddp/test_wrapper train/loop/test_export train/loop/test_finished_run
+    train/loop/test_interrupt train/loop/test_nonfinite train/loop/test_numerics train/loop/test_out_of_memory
+    train/loop/test_preemption train/loop/test_runs_on_a_gpu train/loop/test_techniques train/loop/test_watchdog
+    train/records/test_observer train/records/test_profile train/records/test_report
+    train/records/test_tensorboard train/sync/test_sync train/test_doctor train/test_mistakes
+    train/test_run_data train/world/test_failure train/world/test_local train/world/test_owner test_packaging
+    test_train_py
 """
 _SLOW = tuple(f"{name}.py" for name in _SLOW_FILES.split())
 # Single tests that take seconds, where a quicker one proves nearly the same.
 _SLOW_TESTS = (
     "test_a_program_that_python_does_not_run_gets_every_argument[srun]",
+    "test_a_program_that_python_does_not_run_gets_every_argument[torchrun]",
+    "test_a_reduction_through_shared_memory_that_never_completes_names_bucket_parameters_and_missing_rank",
     "test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps",
     "test_all_targets_agree_with_each_other_and_with_explain",
-    "test_each_rank_holds_the_same_bits_of_the_mean[4]",
+    "test_every_parameter_gets_a_gradient[gpt-shape0]",
+    "test_public_names_of_train_are_loaded_on_first_use",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-custom_ddp]",
 )
 # Of these files the variants over the network: the reducer is the same, and tests/train/sync runs over it, too.
@@ -95,6 +101,12 @@ def only_tests_marked_cuda_see_gpus(request: pytest.FixtureRequest, monkeypatch:
     """Hide the GPUs from all other tests: their ranks would meet on a machine's only one, and be refused."""
     if request.node.get_closest_marker("cuda") is None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture(autouse=True)
+def messages_name_settings_as_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier test trained as `python -m train` would, in this process, changes no later message."""
+    monkeypatch.setattr("train.config._named_as_flags", False)
 
 
 @pytest.fixture
