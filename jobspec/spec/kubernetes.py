@@ -51,6 +51,7 @@ class Kubernetes(Section):
     gpu_claim: DnsName | None = optional("ResourceClaimTemplate, such as gpus, that gives each pod its GPUs (DRA)")
     rdma_resource: LabelKey | None = optional("resource name of RDMA devices, such as rdma/hca_shared_devices_a")
     host_network: bool = optional("pods use the network of their node", False)
+    network_policy: bool = optional("a NetworkPolicy lets only pods of the job connect to its pods", True)
     node_selector: dict[LabelKey, LabelValue] = optional("labels that the nodes must have", {})
     tolerations: list[Toleration] = optional("taints that the pods tolerate", [])
     labels: dict[LabelKey, LabelValue] = optional("labels on the objects and pods", {})

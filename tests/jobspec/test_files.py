@@ -77,7 +77,7 @@ def test_edited_file_is_in_the_next_manifest(folder: Path) -> None:
 
 def test_runtime_of_the_cluster_gets_the_files_as_patches(folder: Path) -> None:
     text = render("trainjob", "job.yaml", ["kubernetes.runtime=torch-distributed"])
-    config_map, job = documents(text)
+    config_map, _, job = documents(text)
     assert config_map["kind"] == "ConfigMap"
     assert "cd /scratch" in job["spec"]["trainer"]["command"]
     (patched,) = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]

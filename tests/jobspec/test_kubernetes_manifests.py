@@ -28,7 +28,8 @@ SCHEMAS = {
     "TrainingRuntime": "trainingruntime-v1alpha1.json",
 }
 # Without a schema to be had: the PodGroups of two schedulers.
-WITHOUT_SCHEMA = {"PodGroup"}
+# Kinds of Kubernetes itself, and of a scheduler.
+CORE, WITHOUT_SCHEMA = ("Service", "Job", "NetworkPolicy"), {"PodGroup"}
 
 
 def cases() -> Iterator[Any]:
@@ -59,7 +60,7 @@ def test_every_object_fits_the_strict_schema_of_its_kind(plan: Plan, manifests: 
         if manifest["kind"] in SCHEMAS:
             validator(schemas / SCHEMAS[manifest["kind"]]).validate(manifest)
         else:
-            assert manifest["kind"] in {"Service", "Job"} | WITHOUT_SCHEMA
+            assert manifest["kind"] in {*CORE} | WITHOUT_SCHEMA
 
 
 @lru_cache
@@ -72,7 +73,7 @@ def validator(schema: Path) -> jsonschema.Draft202012Validator:
 def test_core_objects_and_pods_fit_the_oldest_and_the_newest_kubernetes(
     plan: Plan, manifests: list[Manifest], version: str
 ) -> None:
-    core = [manifest for manifest in manifests if manifest["kind"] in ("Service", "Job")]
+    core = [manifest for manifest in manifests if manifest["kind"] in CORE]
     for manifest in [*core, *map(as_pod, pod_templates(manifests))]:
         kubernetes_validate.validate(manifest, version, strict=True)
 
@@ -108,6 +109,18 @@ def test_every_pod_has_what_training_in_a_pod_needs(plan: Plan, manifests: list[
         if plan.job.kubernetes.host_network:
             assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
             assert spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+
+
+@each_manifest
+def test_only_pods_of_the_job_may_connect_to_its_pods(plan: Plan, manifests: list[Manifest]) -> None:
+    policies = [manifest["spec"] for manifest in manifests if manifest["kind"] == "NetworkPolicy"]
+    assert all(policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}] for policy in policies)
+    labels = [label for policy in policies for label in policy["podSelector"]["matchLabels"].items()]
+    assert all(name.endswith(("/job-name", "/jobset-name")) for name, _ in labels)
+    jobs = [one["metadata"]["name"] for one in manifests if one["kind"] in {"Job", "JobSet", "PyTorchJob", "TrainJob"}]
+    # No policy holds on the network of a node.
+    held = plan.job.kubernetes.network_policy and not plan.job.kubernetes.host_network
+    assert [value for _, value in labels] == (jobs if held else [])
 
 
 @each_manifest

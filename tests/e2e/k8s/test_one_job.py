@@ -1,5 +1,6 @@
 """A job kept apart from its site ends with the same weights here as anywhere; files travel; a sweep is as many runs."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_a_script_that_was_edited_runs_without_an_image_of_its_own(
         cluster.succeeds(namespace, target, word)
         said = player.logs(namespace)
         assert all(f"{word} from rank {rank} of 2" in said for rank in range(2)), said
+    for word in ("first", "edited"):
+        assert selected_by_the_policy_of(word, cluster, namespace) == [word] * 2
+
+
+def selected_by_the_policy_of(job: str, cluster: Cluster, namespace: str) -> list[str]:
+    """Names of the jobs of the pods that the NetworkPolicy of this job protects and lets in."""
+    policy = json.loads(cluster.kubectl("get", "networkpolicy", job, "--namespace", namespace, "--output=json"))["spec"]
+    assert policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}]
+    ((key, value),) = policy["podSelector"]["matchLabels"].items()
+    labels = [pod["metadata"]["labels"] for pod in cluster.pods(namespace)]
+    return [own["app.kubernetes.io/instance"] for own in labels if own.get(key) == value]
 
 
 @pytest.mark.parametrize("target", ["indexedjob", "jobset", "trainjob"])
