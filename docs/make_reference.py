@@ -40,6 +40,8 @@ _EXIT_CODES = {
     "render-job": "jobspec/commands.py",
     "python -m train": "train/__main__.py",
     "python -m train.doctor": "train/doctor.py",
+    "python -m train.report": "train/report.py",
+    "python -m train.datasets.tokens": "train/datasets/tokens.py",
 }
 
 

@@ -72,35 +72,39 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+_ARTIFACTS = {"compose": "compose file", "slurm": "sbatch script", "torchrun": "torchrun script"}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="render-job", description="Render one job spec as a script or manifest for a target.", allow_abbrev=False
+        prog="render-job", description="Write a job spec as the script or manifest of a target.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in targets.names():
-        command = _command(commands, name, f"the rendered job for {name}", _render)
+        text = f"write the {_ARTIFACTS.get(name, f'Kubernetes manifest ({name})')} of a job"
+        command = _command(commands, name, text, _render)
         command.set_defaults(target=name)
         command.add_argument("-o", "--output", metavar="PATH", help="write to this file, not to stdout")
         _takes_spec(command)
 
-    command = _command(commands, "explain", "where each process runs, its variables, and who sets them", _explain)
+    command = _command(commands, "explain", "show where each process runs, its variables, and who sets them", _explain)
     command.add_argument("--target", required=True, choices=targets.names(), help="the target to render for")
     command.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     text = "names of the nodes, node 0 first, if the target does not know them"
     command.add_argument("--hosts", metavar="NAME,NAME…", default="", help=text)
     _takes_spec(command)
 
-    text = "which examples in slurm/, k8s/ and docker/ differ from a new rendering; exit code 1 if any do"
+    text = "name the examples in slurm/, k8s/ and docker/ that a new rendering would change; exit code 1 if any"
     command = _command(commands, "check", text, _check)
     command.add_argument("--write", action="store_true", help="render these examples again and replace them")
 
-    command = _command(commands, "ssh", "the output of a torchrun script on several machines", _ssh)
+    command = _command(commands, "ssh", "run a torchrun script on several machines", _ssh)
     text = "what `render-job torchrun` wrote; each machine needs the folder in which this is started"
     command.add_argument("script", metavar="SCRIPT", type=Path, help=text)
     command.add_argument("nodes", metavar="NODE", nargs="+", help="names that ssh takes, node 0 first")
 
-    command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
+    command = _command(commands, "schema", "print the JSON Schema of the job spec, for editors", _schema)
     command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
     return parser
 
@@ -111,7 +115,7 @@ def _command(
     text: str,
     run: Callable[[argparse.Namespace], tuple[str, int]],
 ) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
+    command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
     command.set_defaults(run=run, parser=command, output=None, notes=[])
     return command
 

@@ -170,10 +170,11 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     values = explanation.values
     target, remarks = explanation.target.name, explanation.target.remarks(explanation.plan.job)
     script = "compose file" if target == "compose" else "script" if ".sh." in template(target) else "manifest"
+    setters = {"script": script, "person": "you"}
     names = dict.fromkeys(name for name, _ in values)
     for name in sorted(names, key=lambda name: (*_MATTER_MOST, name).index(name)):
         texts = {
-            script if set_by == "script" else set_by: _by_rank(name, by_rank, explanation.ranks)
+            setters.get(set_by, set_by): _by_rank(name, by_rank, explanation.ranks)
             for (other, set_by), by_rank in values.items()
             if other == name
         }

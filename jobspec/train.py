@@ -1,7 +1,6 @@
 """The package train, for a program that is called train.py or lies beside one: `from jobspec.train import Run`.
 
-There `from train import Run` would find that file.  Loaded by its place, our package is `train` in this process, and in
-the workers of a DataLoader, whose server imports this module first.
+There `from train import Run` would find that file.  Loaded by its place, our package is `train` in this process.
 """
 
 import sys

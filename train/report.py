@@ -27,7 +27,7 @@ pre { white-space: pre-wrap; background: #f5f5f5; padding: .8rem; }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write OUT/report.html and the pictures, print the differences; return 0, or 1 after a mistake."""
+    """Write OUT/report.html, print the differences; return the exit code: 0 done, 1 after a mistake, 2 usage."""
     parser = argparse.ArgumentParser(
         prog="python -m train.report",
         description="Draw the curves of runs as PNG and as one page of HTML that needs no network.",

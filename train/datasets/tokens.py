@@ -140,6 +140,7 @@ def write(texts: Sequence[Path], data_root: Path, context: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Write the tokens of some texts and return the exit code: 0 done, 1 after a mistake, 2 usage."""
     parser = argparse.ArgumentParser(prog="python -m train.datasets.tokens", description=str(__doc__).split("\n")[0])
     parser.add_argument("texts", metavar="TEXT", nargs="+", type=Path, help="files whose bytes become the tokens")
     parser.add_argument("--data-root", type=expanduser, default="data", help="as in python -m train (default: data)")

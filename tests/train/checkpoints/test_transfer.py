@@ -1,5 +1,7 @@
 """Large checkpoints: no wait for a disk stands under the timeout of a collective, and a state is read into one copy."""
 
+import hashlib
+import json
 import pkgutil
 import resource
 import threading
@@ -84,3 +86,26 @@ def test_loading_takes_the_state_and_one_copy_of_it_on_each_rank(tmp_path: Path)
     checkpoints.save(1, {"weights": torch.zeros(_STATE_MIB * 2**18)})
     checkpoints.wait()
     assert max(run_ranks(2, _peak_of_loading, str(tmp_path))) < 2.5 * _STATE_MIB
+
+
+class _Touch:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    """Its manifest has the right hash: whoever can write one file of the folder can write both."""
+    flags = ["--resume=auto", f"--checkpoint-dir={tmp_path}"]
+    run_ranks(1, _saved, *flags)
+    state = checkpoint_path(tmp_path, 0) / "state.pt"
+    torch.save({**torch.load(state, weights_only=True), "model": _Touch(tmp_path / "it-ran")}, state)
+    manifest = json.loads((state.parent / "manifest.json").read_text())
+    content = state.read_bytes()
+    manifest["files"]["state.pt"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (state.parent / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RuntimeError, match="Weights only load failed"):
+        run_ranks(1, _resumed_step, *flags)
+    assert not (tmp_path / "it-ran").exists()
