@@ -87,6 +87,7 @@ def as_json(explanation: Explanation) -> str:
         "world_size": plan.job.world_size,
         "node_names": explanation.node_names,
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
+        "topology": dict(explanation.target.near(plan.job)),
         "inside": _inside(explanation),
         "environment": listed(0, differ=False),
     }
@@ -148,6 +149,8 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."
     yield from (f"{kind}: {words}" for kind, words in _inside(explanation).items())
+    if near := explanation.target.near(plan.job):
+        yield "topology: " + ", ".join(f"{name}={value}" for name, value in near.items())
     if nodes.elastic:
         yield f"Shown for {nodes.max} nodes; ranks and world size change whenever a node comes or goes."
 

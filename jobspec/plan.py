@@ -27,6 +27,9 @@ IN_CONTAINERS = PROCESSES | keys(
     "gpus_per_node image files mounts preemption preemption.grace resources.memory resources.shm resources.rdma"
 )
 
+# What every target with a scheduler asks it for.
+TOPOLOGY = keys("topology topology.required topology.preferred topology.segment")
+
 # How long nodes wait for the last one, unless the spec says otherwise; torchrun's default for static.
 RENDEZVOUS_TIMEOUT_S = 900
 OF_PODS_S = 3600  # the last one's node may have to be added, and its image pulled, first

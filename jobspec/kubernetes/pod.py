@@ -23,7 +23,7 @@ from jobspec.environment import (
     torchrun_variables,
 )
 from jobspec.kubernetes import pod_patch
-from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
+from jobspec.plan import IN_CONTAINERS, TOPOLOGY, Plan, Rank, container_shm
 from jobspec.spec import files, mounts
 from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
@@ -39,9 +39,9 @@ HOME = files.WORKDIR  # a folder of the pod that any user can write to; the fold
 # What every kind of object does with its pods.
 USES = (
     IN_CONTAINERS
+    | TOPOLOGY
     | keys("gpu time_limit resources.devices")
     | (all_of("kubernetes") - {"kubernetes.ttl", "kubernetes.runtime"})
-    | keys("required preferred", "kubernetes.topology")
 )
 
 NOT_USED = {
@@ -78,8 +78,6 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
         for number, name in enumerate(files.listed(job))
     ]
-    wanted = job.kubernetes.topology.model_dump(exclude_none=True) if job.kubernetes.topology else {}
-    topology = {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
     gpus = {job.kubernetes.gpu_resource: job.gpus} if job.gpus and job.kubernetes.gpu_claim is None else {}
     rdma = {job.kubernetes.rdma_resource: 1} if job.resources.rdma and job.kubernetes.rdma_resource else {}
     # Requests are equal to limits by default: pods of the class Guaranteed are the last to be evicted.
@@ -93,7 +91,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "notes": [*_notes(job), *notes(plan, own_port=False)],
         "labels": {INSTANCE_LABEL: job.name, **job.kubernetes.labels},
         "pod_labels": {INSTANCE_LABEL: job.name, **_POD_LABELS, **job.kubernetes.labels},
-        "annotations": {**_ANNOTATIONS, **topology, **job.kubernetes.annotations},
+        "annotations": {**_ANNOTATIONS, **near(job), **job.kubernetes.annotations},
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
@@ -123,6 +121,17 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "home_size": job.resources.devices.get(DISK) or _HOME_SIZE,
         "shm": quantity(container_shm(job)),
     }
+
+
+def near(job: Job) -> dict[str, str]:
+    """Return the annotations of pods by which Kueue places them near one another."""
+    topology, prefix = job.topology, "kueue.x-k8s.io/podset-"
+    if topology is None or job.kubernetes.queue is None:
+        return {}
+    if job.segment < job.nodes.max:
+        return {f"{prefix}slice-required-topology": topology.required or "", f"{prefix}slice-size": str(job.segment)}
+    kind = "required" if topology.required else "preferred"
+    return {f"{prefix}{kind}-topology": getattr(topology, kind)}
 
 
 def file_key(number: int, name: str) -> str:

@@ -114,16 +114,17 @@ def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
         message = "kubernetes.workload_priority_class is only for Kueue, but kubernetes.queue is not given"
         hint = "set kubernetes.queue, or use kubernetes.priority_class, which needs no Kueue"
         yield Finding(("kubernetes", "workload_priority_class"), message, hint, on_key=True)
-    topology = job.kubernetes.topology
-    if topology is not None and (topology.required is None) == (topology.preferred is None):
-        message = "kubernetes.topology needs either required or preferred"
-        yield Finding(("kubernetes", "topology"), message, "topology: {required: cloud.example/block}", on_key=True)
-    elif topology is not None and job.kubernetes.queue is None:
-        message = "kubernetes.topology is only for Kueue, but kubernetes.queue is not given"
-        yield Finding(("kubernetes", "topology"), message, "set kubernetes.queue", on_key=True)
     if job.kubernetes.volcano_queue is not None and job.kubernetes.scheduler != "volcano":
         message = "kubernetes.volcano_queue is given, but kubernetes.scheduler is not volcano"
         yield Finding(("kubernetes", "volcano_queue"), message, "kubernetes: {scheduler: volcano}", on_key=True)
+
+
+def topology_needs_kueue(job: Job, *, of_a_jobset: bool = False) -> Iterator[Finding]:
+    exclusive = of_a_jobset and job.segment == job.nodes.max and job.topology and job.topology.required
+    if job.topology is not None and job.kubernetes.queue is None and not exclusive:
+        message = "topology needs Kueue, but kubernetes.queue is not given"
+        hint = "set kubernetes.queue; without it, only a JobSet takes topology.required, for all its nodes"
+        yield Finding(("topology",), message, hint, on_key=True)
 
 
 def shared_memory_is_part_of_the_memory(job: Job) -> Iterator[Finding]:
@@ -166,9 +167,9 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
         if key in _SIZES_OF_KUEUE:
             message = f"kubernetes.annotations: with {key}, Kueue starts fewer pods than the job has nodes"
             yield Finding(("kubernetes", "annotations", key), message, "leave it out", on_key=True)
-        if key.startswith("kueue.x-k8s.io/podset-") and key.endswith("-topology") and "slice" not in key:
-            message = f"kubernetes.annotations: {key} would not hold for all pods of a PyTorchJob together"
-            hint = "write kubernetes: {topology: {required: LABEL}} or {preferred: LABEL}"
+        if key.startswith("kueue.x-k8s.io/podset-") and key.endswith(("-topology", "-slice-size")):
+            message = f"kubernetes.annotations: {key} is set from topology"
+            hint = "write topology: {required: LABEL}, perhaps with a segment, or {preferred: LABEL}"
             yield Finding(("kubernetes", "annotations", key), message, hint, on_key=True)
 
 
@@ -196,6 +197,7 @@ POD = (
     devices_have_full_names,
     further_resources_are_known_to_a_cluster,
     queues_have_their_scheduler,
+    topology_needs_kueue,
     shared_memory_is_part_of_the_memory,
     mounts_are_possible,
     tolerations_make_sense,

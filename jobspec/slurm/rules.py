@@ -40,6 +40,7 @@ _OF_SBATCH = _OF_BOTH | {
     **dict.fromkeys(["signal", "requeue", "no-requeue", "open-mode"], "preemption"),
     "time": "time_limit",
 }
+_OF_TOPOLOGY = ("segment", "switches")
 _OF_SRUN = _OF_BOTH | {
     "export": "env and secrets",
     "jobid": "the ID of the job",
@@ -123,6 +124,20 @@ def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
             yield Finding(("train", key), message, hint)
 
 
+def topology_is_of_slurm(job: Job) -> Iterator[Finding]:
+    for key, word, why in (
+        ("required", "block", "--segment needs blocks; for few switches, which Slurm only prefers: preferred: switch"),
+        ("preferred", "switch", "Slurm prefers nodes of one switch, for max_switch_wait; for blocks: required: block"),
+    ):
+        value = getattr(job.topology, key, None)
+        if value not in (None, word):
+            message = f"topology.{key} is {value}, but Slurm knows only {word}"
+            yield Finding(("topology", key), message, why)
+    if job.topology and job.topology.required and job.nodes.elastic:
+        message = "topology.required is given, but nodes is a range, of which Slurm would take the fewest"
+        yield Finding(("topology", "required"), message, "leave one of them out", on_key=True)
+
+
 def grace_fits(job: Job) -> Iterator[Finding]:
     if job.preemption and job.time_limit is not None and job.preemption.grace >= job.time_limit:
         message = f"preemption.grace ({job.preemption.grace} s) must be below time_limit ({job.time_limit} s)"
@@ -147,6 +162,8 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         key = _INSTEAD_OF_KEYS.get(name)
         if name in _OF_SBATCH:
             message = f"--{name} is set from {_OF_SBATCH[name]}"
+        elif name in _OF_TOPOLOGY and job.topology is not None:
+            message = f"--{name} is set from topology"
         elif key and getattr(job.resources, key) is not None:
             message = f"{name} is given, and resources.{key} too; Slurm takes only one of them"
         elif name in _LOST:
@@ -186,6 +203,7 @@ RULES: tuple[Rule, ...] = (
     arrays_are_possible,
     each_task_has_a_cpu,
     tasks_of_an_array_keep_apart,
+    topology_is_of_slurm,
     grace_fits,
     variables_are_not_those_of_slurm_or_the_script,
     options_do_not_contradict_keys,

@@ -26,6 +26,7 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
         "mem": f"{job.resources.memory >> 20}M" if job.resources.memory else None,
         "time": f"{limit // 86400}-{time.strftime('%H:%M:%S', time.gmtime(limit))}" if limit else None,
         **{key: getattr(slurm, key) for key in ("partition", "account", "qos", "constraint", "reservation")},
+        **near(job),
         "array": array,
         "no-kill": "" if survives_lost_nodes(job) else None,
         "signal": f"B:USR1@{job.preemption.grace}" if job.preemption else None,
@@ -35,6 +36,13 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
         **{name: "" if value is True else value for name, value in slurm.options.items()},
     }
     return [(name, str(value)) for name, value in given.items() if value is not None]
+
+
+def near(job: Job) -> dict[str, str]:
+    """Return the options of sbatch for nodes that are near one another."""
+    if job.topology is None:
+        return {}
+    return {"segment": str(job.segment)} if job.topology.required else {"switches": "1"}
 
 
 def srun_flags(plan: Plan) -> list[str]:

@@ -129,6 +129,16 @@ class Preemption(Section):
     max_requeues: int = optional("maximum number of requeues after signals (Slurm)", 20, ge=0, le=10000)
 
 
+class Topology(Section):
+    """Which nodes are near one another: all, or each segment of consecutive nodes; one of required and preferred."""
+
+    required: fields.LabelKey | None = optional("block on Slurm, or a node label: near is below one value of it")
+    preferred: fields.LabelKey | None = optional(
+        "switch on Slurm, or a node label such as cloud.example/rack: below few of its values"
+    )
+    segment: _Count | None = optional("nodes that are near one another, such as 4 of 16; default: all")
+
+
 class Compose(Section):
     """Keys that only compose has."""
 
@@ -167,6 +177,7 @@ class Job(Section):
     resources: Resources = optional("what each node gives to the job", Resources())
     time_limit: Duration | None = optional("the job is ended after this time, such as 2h")
     rendezvous: Rendezvous = optional("how the nodes find each other", Rendezvous())
+    topology: Topology | None = optional("which nodes are near one another, such as {required: block, segment: 4}")
     max_restarts: int = optional("restarts after failures; default: 0, or 3 if nodes is a range", 0, ge=0, le=10000)
     preemption: Preemption | None = optional("the scheduler may preempt the job")
     sweep: dict[fields.SweepKey, Annotated[list[fields.SweptValue], Field(min_length=1)]] = optional(
@@ -187,6 +198,11 @@ class Job(Section):
     def world_size(self) -> int:
         """The number of processes; for an elastic job, the largest number."""
         return self.nodes.max * self.procs_per_node
+
+    @property
+    def segment(self) -> int:
+        """Number of consecutive nodes that are near one another; all nodes unless the spec has more segments."""
+        return self.topology.segment or self.nodes.max if self.topology else self.nodes.max
 
     @model_validator(mode="after")
     def _survive_a_lost_node(self) -> Job:

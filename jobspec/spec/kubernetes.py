@@ -16,19 +16,11 @@ class Toleration(Section):
     seconds: int | None = optional("how long NoExecute is tolerated", ge=0, lt=2**31)
 
 
-class Topology(Section):
-    """How near to one another Kueue places the pods of a job: one of the two."""
-
-    required: LabelKey | None = optional("node label, such as cloud.example/block: all pods below one value of it")
-    preferred: LabelKey | None = optional("node label, such as cloud.example/rack: all pods below few of its values")
-
-
 class Kubernetes(Section):
     """Keys that only the Kubernetes targets have."""
 
     namespace: DnsLabel | None = optional("namespace; left out: the current namespace of kubectl")
     queue: DnsName | None = optional("Kueue LocalQueue")
-    topology: Topology | None = optional("Kueue places the pods below a label: {required: LABEL}, {preferred: LABEL}")
     workload_priority_class: DnsLabel | None = optional("Kueue WorkloadPriorityClass: the job's place in the queue")
     priority_class: DnsName | None = optional("PriorityClass of the pods")
     runtime: RuntimeName | None = optional("TrainingRuntime, such as torch-distributed; default: in the manifest")

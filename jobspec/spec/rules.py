@@ -87,6 +87,22 @@ def range_is_possible(job: Job) -> Iterator[Finding]:
         yield Finding(("rendezvous", "backend"), message, "leave rendezvous.backend out")
 
 
+def topology_is_possible(job: Job) -> Iterator[Finding]:
+    topology, path = job.topology, ("topology", "segment")
+    if topology is None:
+        return
+    if (topology.required is None) == (topology.preferred is None):
+        message = "topology needs either required or preferred"
+        yield Finding(("topology",), message, "topology: {required: block} on Slurm, or with a node label", on_key=True)
+    elif topology.segment and topology.preferred:
+        yield Finding(path, "topology.segment needs required: no scheduler only prefers segments", on_key=True)
+    if topology.segment and job.nodes.elastic:
+        yield Finding(path, "topology.segment is given, but nodes is a range", "leave one of them out", on_key=True)
+    elif job.nodes.max % job.segment:
+        message = f"topology.segment is {job.segment}, but the {job.nodes.max} nodes are no whole number of segments"
+        yield Finding(path, message, "choose a divisor of nodes")
+
+
 def train_fits_the_job(job: Job) -> Iterator[Finding]:
     train, world = job.train, job.world_size
     if train is None:
@@ -190,6 +206,7 @@ RULES: tuple[Rule, ...] = (
     command_begins_with_what_runs,
     shell_lines_are_whole_commands,
     range_is_possible,
+    topology_is_possible,
     train_fits_the_job,
     keys_of_gpus_need_gpus,
     preempted_training_resumes,

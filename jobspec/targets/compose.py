@@ -21,6 +21,7 @@ from jobspec.targets import Target
 USES = IN_CONTAINERS | all_of("compose")
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
+    "topology": "all nodes are containers of one machine",
     "time_limit": "compose has no time limit",
     "resources.devices": "only Kubernetes knows these names",
     "preemption.max_requeues": "compose requeues nothing",

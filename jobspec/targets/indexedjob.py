@@ -77,6 +77,7 @@ TARGET = Target(
     rules=RULES,
     template_values=template_values,
     environment=environment,
+    near=pod.near,
     rendezvous_timeout_s=OF_PODS_S,
     sweeps="objects",
     node_name=node_name,

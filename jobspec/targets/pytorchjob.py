@@ -45,11 +45,18 @@ def output_is_unbuffered(job: Job) -> Iterator[Finding]:
         yield Finding(("env", _UNBUFFERED), message, "leave it out", on_key=True)
 
 
+def segments_need_one_set_of_pods(job: Job) -> Iterator[Finding]:
+    if job.segment < job.nodes.max and not _workers_only(job):
+        message = "topology.segment is given, but Kueue sees the Master and the Workers apart"
+        yield Finding(("topology", "segment"), message, "use the target jobset, trainjob or indexedjob", on_key=True)
+
+
 RULES = (
     *rules.POD,
     partial(leaves_room, "a pod", lambda job: f"-worker-{max(0, job.nodes.max - 2 + _workers_only(job))}"),
     partial(preemption_needs_restarts, "a preempted pod counts as failed", of_one_node=True),
     output_is_unbuffered,
+    segments_need_one_set_of_pods,
 )
 
 
@@ -64,7 +71,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         torchrun = pod.elastic_start(plan, _NUMBER)
         fields = {_NUMBER: "metadata.labels['training.kubeflow.org/replica-index']", **pod.OWN_ADDRESS}
     shared = pod.template_values(plan, container="pytorch", torchrun=torchrun)
-    if job.kubernetes.topology is not None and not workers_only and job.nodes.max > 1:
+    if job.topology is not None and not workers_only and job.nodes.max > 1:
         # For Kueue the Master and the Workers are two sets of pods; of one group, they are placed together.
         shared["annotations"]["kueue.x-k8s.io/podset-group-name"] = "nodes"
     return {
@@ -134,6 +141,7 @@ TARGET = Target(
     rules=RULES,
     template_values=template_values,
     environment=environment,
+    near=pod.near,
     rendezvous_timeout_s=OF_PODS_S,
     sweeps="objects",
     node_name=node_name,

@@ -5,7 +5,7 @@ from typing import Any
 
 from jobspec import runtimes, torchrun
 from jobspec.filters import sh
-from jobspec.plan import IN_CONTAINERS, RENDEZVOUS_TIMEOUT_S, Plan
+from jobspec.plan import IN_CONTAINERS, RENDEZVOUS_TIMEOUT_S, TOPOLOGY, Plan
 from jobspec.runtimes import tasks_per_node
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import assigned, environment, passed, port, remarks
@@ -14,7 +14,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
 from jobspec.targets import Target
 
-USES = IN_CONTAINERS | keys("gpu time_limit preemption.max_requeues rendezvous.host") | all_of("slurm")
+USES = IN_CONTAINERS | TOPOLOGY | keys("gpu time_limit preemption.max_requeues rendezvous.host") | all_of("slurm")
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 RULES = (*rules.RULES, runtimes.problems)
 
@@ -79,6 +79,8 @@ def _notes(job: Job) -> Iterator[str]:
         yield "What slurm.prologue exports does not enter the containers; env and setup do."
     if job.resources.shm:
         yield "Not used here: resources.shm; the processes have the node's /dev/shm."
+    if job.topology and job.topology.preferred:
+        yield "Slurm waits for nodes of one switch no longer than its max_switch_wait, by default 5 minutes."
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         decides = "the command itself decides how long it waits for the other nodes"
         yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."
@@ -102,6 +104,7 @@ TARGET = Target(
     rules=RULES,
     template_values=template_values,
     environment=environment,
+    near=lambda job: {f"--{name}": value for name, value in task.near(job).items()},
     rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S,
     sweeps="array",
     remarks=remarks,

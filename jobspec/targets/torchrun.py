@@ -20,6 +20,7 @@ NOT_USED = {
     "resources.memory": "nothing limits the processes",
     "resources.shm": "/dev/shm is the machine's own",
     **dict.fromkeys(["resources.rdma", "resources.devices"], "the machine's devices are used"),
+    "topology": "you choose the machines",
     "time_limit": "torchrun has no time limit",
     "slurm.array": "this is one job, not several",
     "preemption": "no scheduler preempts the job",

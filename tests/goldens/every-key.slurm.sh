@@ -15,6 +15,7 @@
 #SBATCH --qos=q
 #SBATCH --constraint="[rack1|rack2]"
 #SBATCH --reservation=r
+#SBATCH --segment=2
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --output=every-key-%j.log
@@ -32,6 +33,9 @@ job_task() {  # on each node: torchrun starts its 4 processes
   # A node that finds itself under the name of the first one would wait in vain.
   [[ $SLURM_NODEID == 0 || ! $(getent ahosts "$MASTER_ADDR") =~ ^(127\.|::1) ]] ||
     { echo "$SLURMD_NODENAME: $MASTER_ADDR, the first node, is a loopback address here: see /etc/hosts" >&2; exit 1; }
+  # Without blocks Slurm ignores --segment, and says nothing.
+  [[ $SLURM_TOPOLOGY_ADDR_PATTERN == block* ]] ||
+    { echo "$SLURMD_NODENAME: this Slurm has no blocks (topology/block), so --segment had no effect: see topology of the spec" >&2; exit 1; }
   [[ $(ulimit -l) == unlimited ]] ||
     { echo "$SLURMD_NODENAME: RDMA needs unlimited locked memory: see PropagateResourceLimitsExcept in slurm.conf" >&2; exit 1; }
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 NCCL_DEBUG=WARN OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 \

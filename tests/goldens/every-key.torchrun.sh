@@ -9,6 +9,7 @@
 # Not used here: resources.rdma; the machine's devices are used.
 # Not used here: resources.devices; the machine's devices are used.
 # Not used here: time_limit; torchrun has no time limit.
+# Not used here: topology; you choose the machines.
 # Not used here: preemption; no scheduler preempts the job.
 # Start 2 nodes, node 0 first: render-job ssh every-key.torchrun.sh node0 node1
 # Or start it on each node with its number and the name or address of node 0:

@@ -56,7 +56,7 @@ APART = {
     "slurm.array": "its tasks would share train.checkpoint_dir",
     "slurm.array_limit": "it goes with slurm.array or sweep",
     "kubernetes.gpu_claim": "it stands in place of kubernetes.gpu_resource",
-    "kubernetes.topology.preferred": "it stands in place of required",
+    "topology.preferred": "it stands in place of required",
     "kubernetes.runtime": "it decides itself what most other keys of kubernetes say",
 }
 

@@ -16,6 +16,7 @@ from tests.e2e.k8s.specs import job, rendered
 KUEUE = "kueue.x-k8s.io/v1beta2"
 BLOCK = "cloud.example/block"
 HOST = "kubernetes.io/hostname"
+INDEX = "batch.kubernetes.io/job-completion-index"
 # What differs from one pod to the next of its kind.
 _OWN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=kube-api-access-)\w+")
 Queue = Callable[..., Callable[[str], None]]
@@ -133,25 +134,64 @@ def test_all_pods_of_a_job_with_required_topology_are_in_one_block(
     target: str, cluster: Cluster, namespace: str, queue: Queue, tmp_path: Path
 ) -> None:
     """Block a has room for one pod, and b for all three; one pod alone would go to a, where it fits best."""
+    assert placed(target, {"a": 1, "b": 3}, 3, {}, cluster, namespace, queue, tmp_path) == ["b"] * 3
+
+
+@pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "pytorchjob"])
+def test_each_segment_of_ranks_is_in_one_block(
+    target: str, cluster: Cluster, namespace: str, queue: Queue, tmp_path: Path
+) -> None:
+    """Both blocks have room for three of the four pods."""
+    blocks = placed(target, {"a": 3, "b": 3}, 4, {"segment": 2}, cluster, namespace, queue, tmp_path)
+    assert blocks in (["a", "a", "b", "b"], ["b", "b", "a", "a"])
+
+
+def placed(
+    target: str,
+    blocks: dict[str, int],
+    nodes: int,
+    topology: dict[str, int],
+    cluster: Cluster,
+    namespace: str,
+    queue: Queue,
+    tmp_path: Path,
+) -> list[str]:
+    """Where Kueue puts the nodes of a job, in their order, if the blocks have room for these numbers of pods."""
     cluster.needs_controllers(target)
     stop = queue(nodeLabels={"e2e": namespace}, topologyName=namespace)
     levels = {"levels": [{"nodeLabel": BLOCK}, {"nodeLabel": HOST}]}
     cluster.apply(
         json.dumps({"apiVersion": KUEUE, "kind": "Topology", "metadata": {"name": namespace}, "spec": levels})
     )
-    for block, pods in (("a", 1), ("b", 3)):
+    for block, pods in blocks.items():
         node(cluster, f"{namespace}-{block}", {BLOCK: f"block-{block}", "e2e": namespace}, pods)
-    spec = queued(cluster, command=["jobs/scripts/own.py"], kubernetes={"topology": {"required": BLOCK}}) | {"nodes": 3}
-    cluster.apply(rendered(target, spec, namespace, tmp_path))
+    keys = {"nodes": nodes, "topology": {"required": BLOCK, **topology}}
+    cluster.apply(rendered(target, queued(cluster, command=["jobs/scripts/own.py"]) | keys, namespace, tmp_path))
     stop("None")
-    has_pods(3, cluster, namespace)
+    has_pods(nodes, cluster, namespace)
     cluster.until(lambda: all(hosts(cluster, namespace)), "each pod has its place")
-    assert hosts(cluster, namespace) == [f"{namespace}-b"] * 3
+    return [host.removeprefix(f"{namespace}-") for host in hosts(cluster, namespace)]
 
 
-def hosts(cluster: Cluster, namespace: str) -> list[str | None]:
-    """Where Kueue has put the pods."""
-    return [pod["spec"].get("nodeSelector", {}).get(HOST) for pod in cluster.pods(namespace)]
+def hosts(cluster: Cluster, namespace: str) -> list[str]:
+    """The nodes that the pods must have, in the order of their numbers; "" before Kueue has chosen one."""
+    pods = sorted(cluster.pods(namespace), key=lambda pod: pod["metadata"]["labels"].get(INDEX, ""))
+    return [pod["spec"].get("nodeSelector", {}).get(HOST, "") for pod in pods]
+
+
+def test_a_jobset_without_kueue_has_all_its_pods_in_the_block_of_its_first(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """The first pod takes any node."""
+    cluster.needs_controllers("jobset")
+    for block in "ab":
+        node(cluster, f"{namespace}-{block}", {BLOCK: f"block-{block}"}, 3)
+    keys = {"nodes": 3, "topology": {"required": BLOCK}}
+    cluster.apply(rendered("jobset", job(cluster.image, command=["jobs/scripts/own.py"], **keys), namespace, tmp_path))
+    has_pods(3, cluster, namespace)
+    first, *others = sorted(cluster.pods(namespace), key=lambda pod: pod["metadata"]["labels"][INDEX])
+    block = json.loads(cluster.kubectl("get", "node", first["spec"]["nodeName"], "--output=json"))["metadata"]["labels"]
+    assert [pod["spec"]["nodeSelector"][BLOCK] for pod in others] == [block[BLOCK]] * 2
 
 
 def node(cluster: Cluster, name: str, labels: dict[str, str], pods: int) -> None:

@@ -71,6 +71,7 @@ PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=beside_low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
 """
+_TOPOLOGY = "TopologyPlugin=topology/block\n"
 _NODE = "NodeName={name} NodeHostname={name} NodeAddr={address} CPUs=8 RealMemory=4000 Gres=gpu:2 State=UNKNOWN\n"
 
 # Stands in for the GPUs' own tool, with which the preflight of a script counts those that the job was given.
@@ -106,6 +107,7 @@ class Cluster:
         opened: folders that jobs need beside `folder`, this checkout and this Python.
         silent_s: after how long without an answer a node counts as down.
         release: the root folder of the Debian release whose Slurm it is (releases.py).
+        blocks: lists of nodes, such as n[1-3], all of one size, that are near one another.
     """
 
     def __init__(
@@ -115,12 +117,14 @@ class Cluster:
         silent_s: int = 60,
         opened: Sequence[Path] = (),
         release: Path = HERE,
+        blocks: Sequence[str] = (),
     ) -> None:
         self.folder = user.give(folder)
         self.system = folder / "system"
         self.names = list(nodes)
         self.silent_s = silent_s
         self.release = release
+        self.blocks = blocks
         self.machines: dict[str, Machine] = {}
         self._opened = [folder, ROOT, Path(sys.prefix), Path(sys.base_prefix), *opened]
         self._ends = ExitStack()
@@ -281,7 +285,10 @@ class Cluster:
         self._accounts = user.account_files(self.system, self.folder)
         nodes = "".join(_NODE.format(name=name, address=self._address(name)) for name in self.names)
         values = {"address": f"{_NETWORK}.1", "folder": self.system, "nodes": nodes, "silent_s": self.silent_s}
-        self._conf.write_text(_SLURM_CONF.format(**values))
+        self._conf.write_text(_SLURM_CONF.format(**values) + _TOPOLOGY * bool(self.blocks))
+        blocks = "".join(f"BlockName=b{number} Nodes={nodes}\n" for number, nodes in enumerate(self.blocks))
+        size = len(self.names) // max(1, len(self.blocks))
+        (self.system / "topology.conf").write_text(f"{blocks}BlockSizes={size}\n" if blocks else "")
         for number in range(2):
             os.mknod(self.system / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))  # like /dev/null
         (self.system / "gres.conf").write_text(f"Name=gpu File={self.system}/gpu[0-1]\n")
