@@ -87,7 +87,7 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
     why = dict.fromkeys(
         ("checkpoint_dir", "run_dir", "export"), "lost with the container: mount a source or claim there"
     )
-    if job.train and job.train.dataset != "synthetic":
+    if job.train and job.train.dataset not in ("synthetic", "mnist", "fashion_mnist"):  # made or downloaded
         why["data_root"] = "inside the container: mount a source or claim there, unless the image has the data"
     for key, reason in why.items():
         path = getattr(job.train, key, None)
