@@ -1,5 +1,6 @@
 """`python -m train`: a classifier of a config, trained, evaluated and exported by a Run."""
 
+import atexit
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -39,6 +40,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, process: Process | None = None, observers: Iterable[Observer] = ()) -> None:
         self.config = config
         self.run = Run.of(config, process or Process(), observers)
+        atexit.register(self.run.reading.close)  # without close(): multiprocessing would wait for the workers forever
         world = self.run.world
         datasets.download(config.dataset, config.data_root, world)
         with mistakes_shared_by_all_ranks():
