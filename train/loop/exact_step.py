@@ -6,6 +6,7 @@ one order.  Running statistics of BatchNorm become the mean of what each slice m
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,7 +90,12 @@ class ExactStep(Step):
             for param in params:
                 param.grad = None
         unpack(sums.total(), params, buffers, before, num_slices=of_ranks[-1].stop)
-        return self._result(work, parts)
+        result = self._result(work, parts)
+        if not isinstance(result.weight, Tensor):
+            return result
+        own = torch.stack([torch.as_tensor(part.own) for part in parts])[: len(numbers)]
+        places = numbers.start, of_ranks[-1].stop - numbers.stop  # of the others, which add zeros in any order
+        return replace(result, weight=nn.functional.pad(own, places))
 
     def computes_on(self) -> dict[str, str]:
         """Return what decides the bits besides the settings."""

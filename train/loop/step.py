@@ -62,11 +62,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step does.
-
-    function, batch, clip_norm, split: as in Session.step().
-    position: the sampler that chose the batch, not yet advanced.
-    """
+    """What one step does, as Run.step() says; position: the sampler that chose the batch, not yet advanced."""
 
     batch: Any
     optimizer: optim.Optimizer
@@ -178,6 +174,7 @@ class Step:
         skipped = result.skipped
         if isinstance(result.weight, Tensor):
             dist.all_reduce(result.weight, group=self.context.group)
+            result = replace(result, weight=result.weight.sum())
             if whole := float(result.weight):
                 torch._foreach_mul_([param.grad for param in params], work.samples / whole)
             else:

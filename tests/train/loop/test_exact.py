@@ -126,13 +126,32 @@ def _two_steps_a_batch(folder: Path) -> None:
         run.apply(optimizer)
 
 
+def _fractional_weights(folder: Path) -> None:
+    """Train 200 steps in float64, where each last bit of the sum of the weights shows."""
+    run, draws = Run(seed=1, run_dir=folder, logical_world=4), torch.Generator().manual_seed(0)
+    model = run.wrap(nn.Linear(3, 1).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    points, weights = (torch.rand(2000, n, dtype=torch.float64, generator=draws) for n in (3, 1))
+    data = TensorDataset(points, weights[:, 0])
+
+    def loss(batch: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return ((model(batch[0])[:, 0] - batch[1]).square() * batch[1]).sum(), batch[1].sum()
+
+    for _ in run.epochs(1):
+        for batch in run.batches(data, batch_size=10):
+            run.step(loss, batch, optimizer)
+        run.record(**run.evaluate(lambda b: {"val_loss": loss(b)}, data, batch_size=10))
+
+
 @pytest.mark.parametrize(
-    "loop", [_regression, _two_steps_a_batch], ids=["a script", "two steps a batch, buffers, frozen and unused parts"]
+    "loop",
+    [_regression, _two_steps_a_batch, pytest.param(_fractional_weights, marks=pytest.mark.slow)],
+    ids=["a script", "two steps a batch, buffers, frozen and unused parts", "weights that are no whole numbers"],
 )
 def test_a_loop_of_ones_own_has_the_same_bits_on_any_number_of_processes(
     loop: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    for world_size in (1, 3):
+    for world_size in (1, 2, 3):
         launched(world_size, loop, tmp_path / str(world_size))
     assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
 
