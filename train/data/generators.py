@@ -103,18 +103,11 @@ def _parts(thing: Any) -> list[tuple[Any, Any]]:
         cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
         closed = [(name, cell.cell_contents) for name, cell in cells if cell != CellType()]
         named = [(name, thing.__globals__.get(name)) for name in thing.__code__.co_names]
-        return closed + [(name, x) for name, x in named if not _is_elsewhere(x, thing.__module__)]
+        # A function of another module, such as a library's, would lead to all of that library.
+        ours = [(name, x) for name, x in named if not isinstance(x, FunctionType) or x.__module__ == thing.__module__]
+        return closed + ours
     of_classes = [pair for kind in type(thing).__mro__[:-1] for pair in vars(kind).items()]
     own = [*vars(thing).items()] if hasattr(thing, "__dict__") else []
     slots = [name for name, x in of_classes if isinstance(x, MemberDescriptorType) and hasattr(thing, name)]
     own += [(name, getattr(thing, name)) for name in slots]
-    return own + [(name, x) for name, x in of_classes if _draws(x)]
-
-
-def _draws(thing: Any) -> bool:
-    return isinstance(thing, FunctionType | Generator | np.random.Generator)
-
-
-def _is_elsewhere(thing: Any, module: str) -> bool:
-    """Return True for a function of another module, such as a library's, which would lead to all of that library."""
-    return isinstance(thing, FunctionType) and thing.__module__ != module
+    return own + [(name, x) for name, x in of_classes if isinstance(x, FunctionType | Generator | np.random.Generator)]

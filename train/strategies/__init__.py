@@ -79,7 +79,8 @@ def replicated(
     model: nn.Module, call: nn.Module, no_sync: Callable[[], AbstractContextManager[None]] = nullcontext, **more: Any
 ) -> Wrapped:
     """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
-    return Wrapped(model, call, no_sync, model.state_dict, **more)
+    bare = getattr(model, "_orig_mod", model)  # torch.compile() puts another name before those of the parameters
+    return Wrapped(bare, call, no_sync, bare.state_dict, **more)
 
 
 def wrap(name: str, model: nn.Module, context: Context) -> Wrapped:
