@@ -125,6 +125,25 @@ def test_a_restart_cannot_lose_a_scheduler_silently(tmp_path: Path) -> None:
     assert launched(1, _continued, tmp_path, False, False) == [["not_restored", "already_ended"]]
 
 
+def _compiled(folder: Path) -> list[str]:
+    run, net = Run(seed=1, run_dir=folder), nn.Linear(1, 1)
+    model = run.wrap(torch.compile(net, backend="eager"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in run.epochs(1):
+        for batch in run.batches(TensorDataset(torch.ones(8, 1)), 4, micro_batches=2):
+            run.step(lambda b: model(b[0]).square().mean(), batch, optimizer)
+    return [*run.engine.models[0].state_dict()]
+
+
+def test_a_checkpoint_of_a_compiled_model_has_the_names_of_the_model_and_a_rank_that_never_trains_is_named(
+    tmp_path: Path,
+) -> None:
+    assert launched(1, _compiled, tmp_path / "one") + launched(3, _compiled, tmp_path) == [["weight", "bias"]] * 4
+    (incident,) = records(tmp_path, "incident")
+    assert incident["text"].startswith("rank 2 gets no sample to train: a micro-batch has fewer")
+    assert not records(tmp_path / "one", "incident")
+
+
 def _in_memory() -> int:
     run = Run(seed=1)
     model = run.wrap(nn.Linear(1, 1))

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import train
 from tests.cli import records
 from tests.ranks import launched
+from train.data.shard import epoch_order
 from train.run import Run
 
 _NOTHING = "the weights that all ranks returned sum to 0: the batch has no loss"
@@ -129,7 +130,6 @@ def _said() -> list[str]:
     note(next, run.epochs(0))
     note(list, run.batches(dataset, 2))
     for _ in run.epochs(1):
-        note(list, run.batches(dataset, 2, collate=lambda samples: None))
         for (x,) in run.batches(dataset, 2):
             for slip in _OF_STEP.values():
                 note(run.step, lambda part, slip=slip: slip(model(part)), x, optimizer)
@@ -144,13 +144,12 @@ def _said() -> list[str]:
 
 
 def test_each_slip_is_a_sentence_that_says_what_to_do() -> None:
-    restore, empty, size, workers, epochs, outside, collate, *of_functions, unused = launched(1, _said)[0]
+    restore, empty, size, workers, epochs, outside, *of_functions, unused = launched(1, _said)[0]
     assert restore.startswith("run.restore(): count is an int without state_dict() and load_state_dict(): give a model")
     assert empty == "the dataset, a TensorDataset, has 0 samples: there is nothing to read"
     assert size == "run.batches(): micro_batches is 0: give a whole number of at least 1"
     assert workers == "run.evaluate(): workers is -1: give a whole number of at least 0"
     assert epochs == "run.epochs(): number is 0: give a whole number of at least 1"
-    assert collate.startswith("collate returned None for samples ") and "with a weight of 0" in collate
     assert unused == "no batch of epoch 1 reached run.step() or run.apply(): nothing was trained"
     assert outside.startswith("run.batches() belongs into the loop over run.epochs()")
     slips = [*_OF_STEP, *_OF_EVALUATE, *_OF_BACKWARD]
@@ -158,6 +157,38 @@ def test_each_slip_is_a_sentence_that_says_what_to_do() -> None:
         assert slip in said, said
     wanted = [_WANTED.format("loss"), "return a dict", *[_WANTED.format("value")] * 2]
     assert all(end in said for end, said in zip(wanted, of_functions[len(_OF_STEP) - 1 :], strict=False))
+
+
+def _left_out(folder: Path, settings: dict[str, Any]) -> tuple[float, int]:
+    """Train 12 samples in batches of 4; of the second, collate keeps the last sample alone, that of the last rank."""
+    run, bad = Run(seed=1, run_dir=folder, **settings), epoch_order(12, 1, 1)[4:7]
+    model, given = run.wrap(nn.Linear(1, 1)), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def kept(samples: list[tuple[Tensor]], bad: list[int] = bad) -> Tensor | None:
+        return torch.stack(kept) if (kept := [x for (x,) in samples if int(x) not in bad]) else None
+
+    dataset = TensorDataset(torch.arange(12.0)[:, None])
+    for _ in run.epochs(1):
+        for batch in run.batches(dataset, 4, collate=kept):
+            given += 1
+            run.step(lambda x: (model(x).sum(), len(x)), batch, optimizer)
+    mean = run.evaluate(lambda x: {"mean": x.mean()}, dataset, 4, collate=lambda samples: kept(samples, [0, 1, 2, 3]))
+    return mean["mean"], given
+
+
+def test_a_batch_of_which_collate_leaves_nothing_on_a_rank_is_skipped_by_all_and_evaluates_to_nothing(
+    tmp_path: Path,
+) -> None:
+    bad = ", ".join(map(str, epoch_order(12, 1, 1)[4:6]))
+    assert launched(2, _left_out, tmp_path / "two", {}) == [(7.5, 2)] * 2
+    (incident,) = records(tmp_path / "two", "incident")
+    assert incident["text"] == f"skipped by all ranks, because rank 0: collate returned None for samples {bad}"
+    assert [step["step"] for step in records(tmp_path / "two", "step")] == [1, 3]
+    assert launched(1, _left_out, tmp_path / "one", {}) == [(7.5, 3)]
+    for num, settings in ((2, {"logical_world": 4}), (1, {"strategy": "fsdp"})):
+        with pytest.raises(RuntimeError, match=r"collate returned None for samples .* with a weight of 0 each"):
+            launched(num, _left_out, tmp_path / str(num), settings)
 
 
 class _Long(IterableDataset[Tensor]):

@@ -76,7 +76,7 @@ class Batches:
                 source,
                 batch_sampler=keys,
                 num_workers=workers,
-                collate_fn=_as_it_is,
+                collate_fn=lambda batch: batch,
                 generator=torch.Generator(),  # otherwise it draws from the process's
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0 and self._is_ours,  # another dataset may change between epochs
@@ -125,10 +125,6 @@ class Batches:
         with torch.cuda.stream(stream):
             batch = next(raw, None)
             return None if batch is None else self._prepare(batch)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 class _InMemory:

@@ -17,6 +17,10 @@ from train.errors import SharedError, UserError, differences
 from train.world.environment import World
 
 
+class LeftOut(str):
+    """Stands for a batch of which collate has left no sample, and says so."""
+
+
 @dataclass
 class Augmented:
     """Reads samples as a batch; if they vary, with all generators seeded, then restored.
@@ -50,8 +54,7 @@ class Augmented:
         for restore in before:
             restore()
         if batch is None:
-            indices = ", ".join(str(index) for _, index in keys)
-            raise UserError(f"collate returned None for samples {indices}: keep bad samples, with a weight of 0 each")
+            return LeftOut(f"collate returned None for samples {', '.join(str(index) for _, index in keys)}")
         return batch
 
     def read(self, epoch: int, index: int) -> Any:

@@ -85,6 +85,9 @@ class BatchLoop:
         if is_first:
             self.saving.refuse_unnamed_scheduler()
             self.records.started(config, sampler)
+            if idle := [str(rank) for rank in range(sampler.world_size) if not any(sampler.shares(0, rank))]:
+                text = f"rank {', '.join(idle)} gets no sample to train: a micro-batch has fewer than there are ranks"
+                self.records.incident(self.position.steps, "idle_ranks", text)
             self.records.report_unprofiled(config, self.position, config.max_steps)
 
     def begin(self) -> Generator[Any, None, None]:
@@ -164,7 +167,10 @@ class BatchLoop:
                 seed(engine.device, engine.config.seed, sampler.epoch, sampler.step, engine.world.rank)
                 engine.begin_batch()
                 self.present = present = Present(batch, is_out=True)
-                yield batch
+                if why := self.reading.left_out(batch):
+                    present.incidents.append(("skipped_step", f"skipped by all ranks, because {why}"))
+                else:
+                    yield batch
                 if present is not self.present:
                     raise UserError("run.batches(): another loop over batches has begun; a run has one training set")
                 if self.commit():

@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_map_only
 from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.broadcast import broadcast_from_rank_0, of_all_ranks, thing_of_rank_0
 from train.data.batches import pieces
+from train.data.reading import LeftOut
 from train.data.shard import share
-from train.errors import SharedError
+from train.errors import SharedError, UserError
 from train.loop.halving_step import is_out_of_memory
 from train.loop.returned import refuse_unlike_values
 from train.strategies import Context, autocast
@@ -107,6 +108,10 @@ def _values(
     function: Callable[[Any], Any], batch: Any, nums: list[int], num_pieces: int, context: Context, of_rows: bool
 ) -> list[tuple[Any, int]] | None:
     """Return the function's values for each piece of the batch, and its samples; None to try it with more pieces."""
+    if isinstance(batch, LeftOut):
+        if context.config.spreads_model:
+            raise UserError(f"{batch}: keep them, with a weight of 0 each, as a forward of fsdp needs all ranks")
+        return []
     sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
     try:
         with autocast(context.config.precision, context.device):
@@ -134,11 +139,7 @@ def _sum_and_weight(value: Any, size: int) -> tuple[Tensor, int | Tensor]:
     """
     total, weight = value if isinstance(value, tuple) else (value, size)
     weight = weight.sum() if isinstance(weight, Tensor) else weight
-    values = _double(total)
+    values = torch.as_tensor(total, dtype=torch.float64)
     if not size:  # of samples that do not count, which may be NaN
         return 0.0 * values.nan_to_num().sum(), weight * 0
     return (values.sum() if values.ndim or isinstance(value, tuple) else values * size), weight
-
-
-def _double(value: Tensor | float) -> Tensor:
-    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)

@@ -5,13 +5,15 @@ from numbers import Integral
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
+from train.collectives.broadcast import of_all_ranks
 from train.config import TrainConfig
 from train.data.batches import Batches
-from train.data.reading import refuse_unreadable
+from train.data.reading import LeftOut, refuse_unreadable
 from train.data.sampler import ShardSampler, evaluation_parts
-from train.errors import UserError
+from train.errors import SharedError, UserError
 from train.world.environment import World
 
 Collate = Callable[[list[Any]], Any] | None
@@ -31,6 +33,7 @@ class Reading:
         self.training: Iterable[Any] = ()
         self._training_key: tuple[Any, ...] = ()
         self._evaluated: dict[tuple[Any, ...], tuple[Iterable[Any], list[list[int]]]] = {}
+        self._collates = False
 
     def sampler(
         self, dataset: Any, batch_size: int, micro_batches: int, collate: Collate, workers: int
@@ -48,6 +51,7 @@ class Reading:
             len(dataset), batch_size, *reader, self._config.seed, parts, self.least, bool(slices), in_order
         )
         self.training, self._training_key = self._loaded(dataset, sampler, collate, workers), key
+        self._collates = collate is not None
         return sampler
 
     def forget(self) -> None:
@@ -69,6 +73,18 @@ class Reading:
                 del self._evaluated[next(iter(self._evaluated))]
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
         return zip(*self._evaluated[key], strict=True)
+
+    def left_out(self, batch: Any) -> str:
+        """Return of which samples collate has left none on a rank, or "".  A collective if there is a collate."""
+        own = batch if isinstance(batch, LeftOut) else ""
+        length = torch.tensor(len(own))
+        if self._collates:
+            dist.all_reduce(length)
+        of_ranks = enumerate(of_all_ranks(own) if length else ())
+        why = "; ".join(f"rank {rank}: {text}" for rank, text in of_ranks if text)
+        if why and self._config.logical_world:
+            raise SharedError(f"{why}; with logical_world no batch can be left out: keep them, with a weight of 0 each")
+        return why
 
     def close(self) -> None:
         """End the workers, which ignore multiprocessing's SIGTERM at the exit."""
