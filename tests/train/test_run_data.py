@@ -127,7 +127,8 @@ def test_a_restart_cannot_lose_a_scheduler_silently(tmp_path: Path) -> None:
 
 def _compiled(folder: Path) -> list[str]:
     run, net = Run(seed=1, run_dir=folder), nn.Linear(1, 1)
-    model = run.wrap(torch.compile(net, backend="eager"))
+    compiled: Any = torch.compile(net, backend="eager")
+    model = run.wrap(compiled)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in run.epochs(1):
         for batch in run.batches(TensorDataset(torch.ones(8, 1)), 4, micro_batches=2):

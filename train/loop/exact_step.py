@@ -94,7 +94,7 @@ class ExactStep(Step):
         if not isinstance(result.weight, Tensor):
             return result
         own = torch.stack([torch.as_tensor(part.own) for part in parts])[: len(numbers)]
-        places = numbers.start, of_ranks[-1].stop - numbers.stop  # of the others, which add zeros in any order
+        places = [numbers.start, of_ranks[-1].stop - numbers.stop]  # of the others, which add zeros in any order
         return replace(result, weight=nn.functional.pad(own, places))
 
     def computes_on(self) -> dict[str, str]:
