@@ -23,6 +23,7 @@ USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
 _NUMBER = "PET_NODE_RANK"
+_KAI_GANG = "kai.scheduler/batch-min-member"
 
 name_fits = partial(leaves_room, "a pod", lambda job: f"-{job.nodes.max - 1}")
 preemption_restarts = partial(preemption_needs_restarts, "when a pod is preempted, the others fail, too")
@@ -38,9 +39,9 @@ def template_values(plan: Plan) -> dict[str, Any]:
             "torchrun": before(pod.elastic_start(plan, _NUMBER), job.setup),
             "env": {**pod.pod_env(plan), **ours, "PET_RDZV_ENDPOINT": f"{_pod_name(job, 0)}:{plan.port}"},
             "fields": {**values["fields"], **pod.OWN_ADDRESS},
-            "notes": [*values["notes"], *_notes(job)],
         }
-    return {**values, "backoff_limit": job.max_restarts * job.nodes.max}
+    notes = [*values["notes"], *_notes(job)]
+    return {**values, "notes": notes, "backoff_limit": job.max_restarts * job.nodes.max}
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
@@ -61,6 +62,9 @@ def node_name(plan: Plan, node: int) -> str | None:
 
 
 def _notes(job: Job) -> Iterator[str]:
+    if job.kubernetes.scheduler == "kai-scheduler" and _KAI_GANG not in job.kubernetes.annotations:
+        gang = f'{_KAI_GANG}: "{job.nodes.min}"'
+        yield f"KAI starts the pods of a Job one by one, unless kubernetes.annotations has {gang}."
     if job.nodes.elastic:
         namespace = f" -n {job.kubernetes.namespace}" if job.kubernetes.namespace else ""
         patch = """'{"spec": {"parallelism": N, "completions": N}}'"""

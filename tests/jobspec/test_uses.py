@@ -153,6 +153,7 @@ _SCRATCH = {"mounts": [{"scratch": "1GiB", "path": "/d"}]}
         ("indexedjob", {"max_restarts": 1}, "kubectl taint nodes NODE node.kubernetes.io/out-of-service=x:NoExecute"),
         ("indexedjob", {**_ELASTIC, "kubernetes": {"queue": "lq"}}, "Kueue then stops the job and admits it again"),
         ("indexedjob", _ELASTIC, "a failed pod counts as 1"),
+        ("indexedjob", {"kubernetes": {"scheduler": "kai-scheduler"}}, 'kai.scheduler/batch-min-member: "2"'),
         ("pytorchjob", {"nodes": 256}, "starts no other job meanwhile"),
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
         ("slurm", {"resources.cpus": 7, "procs_per_node": 2, "slurm": {"launcher": "srun"}}, "Not used here: 1 of 7"),
