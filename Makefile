@@ -12,11 +12,13 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help:
 	@sed -nE 's/^([a-z0-9-]+):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
-DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
-demo: $(READY) ## train in two processes on this CPU; DATA_ROOT=FOLDER: on FashionMNIST from there
-	mkdir -p runs
-	$(BIN)/python render.py torchrun jobs/quickstart.yaml $(DEMO_SET) -o runs/demo.sh
-	bash runs/demo.sh
+DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)), \
+  --set train.dataset=digits --set train.epochs=10)
+demo: $(READY) ## train in two processes on this CPU, on real digits; DATA_ROOT=FOLDER: on FashionMNIST from there
+	rm -rf runs/demo && mkdir -p runs/demo
+	$(BIN)/python render.py torchrun jobs/quickstart.yaml $(DEMO_SET) --set train.run_dir=runs/demo -o runs/demo/job.sh
+	bash runs/demo/job.sh
+	$(BIN)/python -m train.report runs/demo --out runs/demo
 
 test: lint ## the checkers and the fast tests: two minutes on two quiet cores
 	$(BIN)/python -m pytest -m "not slow"
@@ -43,7 +45,11 @@ e2e-slurm: $(READY) ## tests on three real Slurms of three nodes in this machine
 	$(BIN)/python -m pytest tests/e2e/slurm -rs $(if $(QUICK),-m "not slow")
 
 e2e-docker: $(READY) ## tests of the image and of compose, on the engine of `docker` or their own; QUICK=1, BASE_IMAGE=NAME
-	-$(if $(QUICK),timeout --signal=INT 300) $(BIN)/python -m tests.e2e.docker.compose_v2
+	@docker info >/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || which dockerd slirp4netns debootstrap docker-compose >/dev/null \
+	  || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    docker.io docker-compose debootstrap iptables slirp4netns; } >/dev/null \
+	  || echo "the packages for an engine could not be installed: the tests of Docker skip" >&2
+	-$(if $(QUICK),timeout --signal=INT 900) $(BIN)/python -m tests.e2e.docker.compose_v2
 	$(BIN)/python -m pytest tests/e2e/docker -rs -p no:cacheprovider $(if $(QUICK),-m "not slow")
 
 e2e-k8s: $(READY) ## tests on kubectl's cluster, or on an API server with the operators, built once (20 minutes, 2 GB)
@@ -72,6 +78,8 @@ $(READY): pyproject.toml
 	  $$run apt-get update -qq && $$run apt-get install -y -qq python3-venv \
 	    || { echo "could not install python3-venv; run as root: apt-get install python3-venv" >&2; exit 1; }; }
 	$(PYTHON) -m venv .venv
+	@echo "installing PyTorch and the other packages into .venv: 5 GB, a few minutes"
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(if $(CI),$(BIN)/python -m pip install --quiet --require-hashes --requirement .ci/requirements.lock)
 	$(BIN)/python -m pip install --quiet --editable '.[train,test]'
 	touch $@

@@ -56,17 +56,22 @@ def test_version_in_the_label_is_that_of_the_code() -> None:
 
 
 def test_base_is_pinned_and_can_be_chosen() -> None:
-    assert re.search(
-        r"^ARG BASE_IMAGE=nvidia/cuda:\d+\.\d+\.\d+-base-\w+[\d.]+$\nFROM \$\{BASE_IMAGE\}$", DOCKERFILE, re.M
-    )
+    named = r"^ARG BASE_IMAGE=nvidia/cuda:\d+\.\d+\.\d+-base-\w+[\d.]+@sha256:[0-9a-f]{64}$\nFROM \$\{BASE_IMAGE\}$"
+    assert re.search(named, DOCKERFILE, re.M)
 
 
-def test_torch_is_pinned_in_one_place_to_a_minor_release_that_the_project_supports() -> None:
-    (version,) = re.findall(r"^ARG TORCH_VERSION=(\d+\.\d+)$", DOCKERFILE, re.M)
-    (torch,) = (Requirement(line) for line in requirements() if Requirement(line).name == "torch")
-    assert f"{version}.0" in torch.specifier
-    assert 'pin="torch==${TORCH_VERSION}.*"' in DOCKERFILE
-    assert version not in (ROOT / "docs" / "image.md").read_text()
+def test_every_package_of_the_image_is_locked_by_hash_to_a_version_that_the_project_supports() -> None:
+    text = "".join((DOCKER / name).read_text() for name in ("torch.lock", "requirements.lock"))
+    # One entry: name==version ; marker, then its hashes.
+    entries = re.findall(r"^([\w.-]+)==([\w.+!]+)(.*(?:\n    .*)*)", text, re.M)
+    assert entries and all("--hash=sha256:" in rest for *_, rest in entries)
+    locked: dict[str, list[str]] = {}
+    for name, version, _ in entries:
+        locked.setdefault(name, []).append(version)
+    for requirement in map(Requirement, requirements()):
+        assert all(version in requirement.specifier for version in locked[requirement.name])
+    # --no-deps takes what is here and nothing else.
+    assert DOCKERFILE.count("--require-hashes --no-deps --requirement") == 2
 
 
 def test_only_what_the_dockerfile_copies_reaches_the_engine() -> None:

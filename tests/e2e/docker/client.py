@@ -44,12 +44,12 @@ class Docker:
         (found,) = json.loads(self("inspect", name))
         return dict(found)
 
-    def build(self, tag: str, base: str, context: Path = ROOT, buildkit: bool = False, **arguments: str) -> None:
-        """Build docker/Dockerfile of a folder as it stands in the documentation."""
+    def build(self, tag: str, base: str, context: Path = ROOT, file: str = "docker/Dockerfile", **arguments: str) -> None:
+        """Build a Dockerfile of a folder as it stands in the documentation."""
         given = [word for name, value in {"BASE_IMAGE": base, **arguments}.items() for word in _argument(name, value)]
-        command = ["build", "--file", str(context / "docker" / "Dockerfile"), "--tag", tag, *given, str(context)]
-        environ = {**self.environ, "DOCKER_BUILDKIT": str(int(buildkit))}
-        program = self.buildkit_client() if buildkit else "docker"
+        command = ["build", "--file", str(context / file), "--tag", tag, *given, str(context)]
+        environ = {**self.environ, "DOCKER_BUILDKIT": "1"}
+        program = self.buildkit_client()
         assert program
         done = subprocess.run([program, *command], env=environ, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
