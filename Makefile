@@ -13,7 +13,7 @@ help:
 	@sed -nE 's/^([a-z0-9-]+):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)), \
-  --set train.dataset=digits --set train.epochs=10)
+  --set train.dataset=digits --set train.epochs=15)
 demo: $(READY) ## train in two processes on this CPU, on real digits; DATA_ROOT=FOLDER: on FashionMNIST from there
 	rm -rf runs/demo && mkdir -p runs/demo
 	$(BIN)/python render.py torchrun jobs/quickstart.yaml $(DEMO_SET) --set train.run_dir=runs/demo -o runs/demo/job.sh

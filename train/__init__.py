@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from train.run import Run
     from train.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["CustomDDP", "Run", "ShardSampler", "SyncBatchNorm", "Trainer", "UserError", "__version__"]
 
 _MODULE_OF = {

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -42,6 +43,8 @@ def load(request: pytest.FixtureRequest) -> Load:
     """Loads a dataset: without files if it needs none, otherwise the real one."""
 
     def loader(name: str, split: Split) -> Samples:
+        if name == "digits":
+            pytest.importorskip("sklearn")
         try:
             return datasets.load(name, "no folder", split, seed=0)
         except UserError:
@@ -69,6 +72,12 @@ def test_dataset_keeps_the_promises_of_samples_and_of_its_mean_and_std(name: str
         assert samples.mean == pytest.approx(pixels.mean(dim=1).tolist(), abs=0.03)
         assert samples.std == pytest.approx(pixels.std(dim=1).tolist(), abs=0.03)
     assert sizes["train"] > sizes["validation"] > 0
+
+
+def test_digits_name_the_package_that_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(UserError, match="dataset digits needs the package scikit-learn: pip install scikit-learn"):
+        datasets.load("digits", "", "train", 0)
 
 
 def test_pictures_of_a_folder_are_normalised_as_torchvisions_weights_expect() -> None:
