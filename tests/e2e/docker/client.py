@@ -44,7 +44,9 @@ class Docker:
         (found,) = json.loads(self("inspect", name))
         return dict(found)
 
-    def build(self, tag: str, base: str, context: Path = ROOT, file: str = "docker/Dockerfile", **arguments: str) -> None:
+    def build(
+        self, tag: str, base: str, context: Path = ROOT, file: str = "docker/Dockerfile", **arguments: str
+    ) -> None:
         """Build a Dockerfile of a folder as it stands in the documentation."""
         given = [word for name, value in {"BASE_IMAGE": base, **arguments}.items() for word in _argument(name, value)]
         command = ["build", "--file", str(context / file), "--tag", tag, *given, str(context)]
