@@ -56,7 +56,7 @@ export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | sed -n "s/^$SLURM_JOB_ID //p"); do sleep 5; done
 # Slurm 24.11 starts a job again that completes after it was preempted: the comment of the job says that it did.
 [[ $(squeue --noheader --jobs="$job" --format=%k) != *render-job:completed ]] || { echo "it has completed: to run it again, submit it" >&2; exit 0; }
-completed() { scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k) render-job:completed" || true; exit 0; }
+completed() { scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k | sed "s/^(null)$//") render-job:completed" || true; exit 0; }
 step=
 # Slurm signals 120 s before it takes the nodes: the processes save and end, then the job is requeued.
 requeue() {

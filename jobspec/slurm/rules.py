@@ -50,8 +50,6 @@ _OF_SRUN = _OF_BOTH | {
 }
 # Options of sbatch that may stand in place of a key of `resources`, never beside it.
 _INSTEAD_OF_KEYS = {"cpus-per-gpu": "cpus", "mem": "memory", "mem-per-cpu": "memory", "mem-per-gpu": "memory"}
-# sbatch hands these on to the steps in SLURM_ variables only, which the script unsets.
-_LOST = ("acctg-freq", "gpu-freq", "mem-bind", "oom-kill-step", "overcommit", "profile")
 
 _GPUS = re.compile(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)")
 _NUMBER_OF_GPUS = (
@@ -104,6 +102,9 @@ def arrays_are_possible(job: Job) -> Iterator[Finding]:
     if job.slurm.array_limit is not None and not job.sweep and job.slurm.array is None:
         message = "slurm.array_limit is given, but there is neither a sweep nor slurm.array"
         yield Finding(("slurm", "array_limit"), message, "leave it out", on_key=True)
+    if job.slurm.array_limit is not None and "%" in (job.slurm.array or ""):
+        message = f"slurm.array_limit is given, and slurm.array ({job.slurm.array}) has a limit, too"
+        yield Finding(("slurm", "array_limit"), message, "leave one out", on_key=True)
 
 
 def each_task_has_a_cpu(job: Job) -> Iterator[Finding]:
@@ -166,9 +167,6 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             message = f"--{name} is set from topology"
         elif key and getattr(job.resources, key) is not None:
             message = f"{name} is given, and resources.{key} too; Slurm takes only one of them"
-        elif name in _LOST:
-            message = f"{name} has no effect on the tasks: the script unsets SLURM_{name.replace('-', '_').upper()}"
-            hint = "leave it out, or write it in slurm.srun_options"
         elif name.startswith("container"):
             message = f"{name} would run the batch script itself in a container"
             hint = "write it in slurm.srun_options"

@@ -8,6 +8,10 @@ from jobspec.plan import Plan, for_torchrun
 from jobspec.runtimes import tasks_per_node
 from jobspec.spec.job import Job
 
+# Options that sbatch hands on to srun only in SLURM_ variables, which the script unsets.
+_FOR_SRUN = {"acctg-freq", "cpu-freq", "gpu-freq", "hint", "mem-bind", "network", "oom-kill-step", "overcommit"}
+_FOR_SRUN |= {"ntasks-per-core", "ntasks-per-socket", "profile", "threads-per-core"}
+
 
 def directives(plan: Plan) -> list[tuple[str, str]]:
     """Return the options of sbatch with their values, "" for a flag."""
@@ -59,7 +63,8 @@ def srun_flags(plan: Plan) -> list[str]:
         flags += ["--kill-on-bad-exit=0", f"--wait={job.preemption.grace}"]
     else:
         flags.append("--kill-on-bad-exit=1")
-    for name, value in job.slurm.srun_options.items():
+    handed_on = {name: value for name, value in job.slurm.options.items() if name in _FOR_SRUN}
+    for name, value in {**handed_on, **job.slurm.srun_options}.items():
         if name != "label" or job.slurm.launcher == "srun":  # torchrun marks the lines of its ranks itself
             flags.append(f"--{name}" if value is True else f"--{name}={value}")
     return flags

@@ -107,7 +107,7 @@ epilogue() {
     'rm -r /local/data'; do
     eval "$JOB_LINE" || { echo "slurm.epilogue: this line failed: $JOB_LINE" >&2; exit 1; }
   done </dev/null
-  [[ ! $ended ]] || scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k) render-job:completed" || true
+  [[ ! $ended ]] || scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k | sed "s/^(null)$//") render-job:completed" || true
 }
 trap epilogue EXIT
 

@@ -144,18 +144,22 @@ def test_signal_to_only_the_processes_requeues_if_slurm_preempts_and_they_do_not
     assert bool(requeued(own_cluster)) == again
 
 
-@pytest.mark.parametrize("epilogue", ["", "true", "false"])
+@pytest.mark.parametrize(
+    ("epilogue", "comment", "kept"),
+    [("", "of the user", "of the user"), ("true", "(null)", ""), ("false", "of the user", "of the user")],
+)
 def test_a_completed_job_that_slurm_starts_again_runs_nothing_and_keeps_its_comment(
-    epilogue: str, own_cluster: Cluster
+    epilogue: str, comment: str, kept: str, own_cluster: Cluster
 ) -> None:
     slurm = f"slurm: {{epilogue: ['{epilogue}']}}\n" if epilogue else ""
     script = rendered(own_cluster, f"{TWO_NODES}preemption: {{}}\n{slurm}")
     own_cluster.install_recorder("torchrun")
+    file = own_cluster.folder / "comment"
+    file.write_text(f"{comment}\n")
     failed = epilogue == "false"  # a job whose epilogue failed has not completed
     assert own_cluster.run(script)[0] == failed
     assert own_cluster.calls()
-    comment = own_cluster.folder / "comment"
-    assert (comment.exists() and comment.read_text() == "of the user render-job:completed\n") == (not failed)
+    assert (file.read_text() == f"{kept} render-job:completed\n") == (not failed)
     assert own_cluster.run(script)[0] == failed
     assert bool(own_cluster.calls()) == failed
 

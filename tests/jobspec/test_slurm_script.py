@@ -76,10 +76,18 @@ def test_lines_begin_with_the_rank_if_asked(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("value", ["0", "'0'"])
 def test_all_memory_of_a_node_may_be_asked_for(value: str, cluster: Cluster) -> None:
-    script = rendered(cluster, f"{TWO_NODES}slurm: {{options: {{mem: {value}}}, srun_options: {{overcommit: true}}}}\n")
+    script = rendered(cluster, f"{TWO_NODES}slurm: {{options: {{mem: {value}, overcommit: true}}}}\n")
     assert directives(script)["mem"] == "0"
     assert cluster.run(script)[0] == 0
     assert "--overcommit" in cluster.sruns()[-1]
+
+
+def test_options_that_sbatch_hands_on_in_variables_reach_srun_as_flags(cluster: Cluster) -> None:
+    options = "{options: {hint: nomultithread, gpu-freq: low, nice: 1}, srun_options: {gpu-freq: high}}"
+    run(cluster, f"{TWO_NODES}slurm: {options}\n")
+    flags = cluster.sruns()[-1]
+    assert "--hint=nomultithread" in flags and "--gpu-freq=high" in flags
+    assert not {"--gpu-freq=low", "--nice=1"} & {*flags}
 
 
 def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from jobspec.artifact import render
 from tests.cli import records
 from tests.e2e import two_sites
+from tests.e2e.slurm import observer
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
@@ -32,6 +33,35 @@ no_python: true
 sweep: {env.LEVEL: [low, high]}
 slurm: {launcher: srun}
 """
+_ASKS = """
+name: asks
+nodes: 1
+procs_per_node: 1
+command: [train.py]
+time_limit: 2d
+slurm: {options: {output: "%x_%A_%a.out", error: "%x-%j.err"}}
+"""
+# What headers of public batch scripts ask for.
+_HEADERS = {
+    "GPUs of one process": "gpus_per_node=2 resources.cpus=6 slurm.options={mem-per-cpu:100M,nodelist:n2}",
+    "a share of the node for each GPU": "procs_per_node=2 slurm.options={cpus-per-gpu:3,mem-per-gpu:1G,exclude:n10}",
+    "a limited array, one after the other": "slurm.array=0-31%10 preemption={} slurm.options.dependency=singleton",
+    "whole nodes": "nodes=3 procs_per_node=2 slurm.launcher=srun slurm.options={exclusive:true,mem:0,overcommit:true}",
+    "one thread a core": "slurm.partition=low,high slurm.options={hint:nomultithread,get-user-env:true,nice:1}",
+    "a signal and no requeue": "preemption={grace:300s,max_requeues:0} slurm.options={mail-type:END,network:job_vni}",
+}
+
+
+@pytest.mark.parametrize("header", _HEADERS)
+def test_what_public_scripts_ask_for_is_accepted(header: str, cluster: Cluster) -> None:
+    file = cluster.folder / "asks.sh"
+    file.write_text(script(cluster, _ASKS, *(word.replace(":", ": ") for word in _HEADERS[header].split())))
+    cluster.command("sbatch", "--test-only", str(file))
+
+
+def test_an_option_that_sbatch_hands_on_in_a_variable_holds_for_the_step(cluster: Cluster, tmp_path: Path) -> None:
+    text = observer.rendered(cluster, tmp_path, "slurm.options={cpu-freq: high}")
+    assert observer.outcome(cluster, tmp_path, cluster.submit(text))["step: CPU_max_freq"] == "High", cluster.logs()
 
 
 def test_a_job_with_this_site_has_the_weights_of_a_run_alone(cluster: Cluster, tmp_path: Path) -> None:
