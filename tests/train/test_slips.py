@@ -166,7 +166,7 @@ def _left_out(folder: Path, settings: dict[str, Any]) -> tuple[float, int]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def kept(samples: list[tuple[Tensor]], bad: list[int] = bad) -> Tensor | None:
-        return torch.stack(kept) if (kept := [x for (x,) in samples if int(x) not in bad]) else None
+        return torch.stack(left) if (left := [x for (x,) in samples if int(x) not in bad]) else None
 
     dataset = TensorDataset(torch.arange(12.0)[:, None])
     for _ in run.epochs(1):
