@@ -18,7 +18,7 @@ from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, share
 from train.errors import UserError, naming_failures, refuse_without
 from train.loop.losses import correct, losses_of_samples, refuse_if_not_finite
-from train.loop.optimizers import Ema, lr_of_step, make_optimizer, num_steps_of_run, refuse_impossible_schedule
+from train.loop.optimizers import Ema, lr_of_step, make_optimizer, refuse_impossible_schedule
 from train.records.metrics import weights_sha256
 from train.records.observer import Observer
 from train.records.progress import say
@@ -68,9 +68,6 @@ class Trainer:
         self.run.saving.hash_of_data = self.samples.sha256
         self.run.restore(**{name: thing for name, thing in things.items() if thing is not None})
         self.train_batches()  # reports the start
-        last_step = num_steps_of_run(config, self._steps_per_epoch)
-        if self.run.position.steps < last_step:  # else epochs() reports that nothing is trained
-            self.run.records.report_unprofiled(config, self.run.position, last_step)
 
     def train_batches(self) -> Iterable[Batch]:
         config = self.config

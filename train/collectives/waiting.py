@@ -14,16 +14,11 @@ Item = TypeVar("Item")
 _seconds: dict[Cause, float] = defaultdict(float)
 
 
-def range_name(cause: Cause) -> str:
-    """Return the name under which a profile shows the waits."""
-    return f"wait for {cause}"
-
-
 @contextmanager
 def waiting(cause: Cause) -> Iterator[None]:
     started = time.perf_counter()
     try:
-        with record_function(range_name(cause)):
+        with record_function(f"wait for {cause}"):  # as a profile shows it
             yield
     finally:
         _seconds[cause] += time.perf_counter() - started

@@ -88,7 +88,6 @@ class BatchLoop:
             if idle := [str(rank) for rank in range(sampler.world_size) if not any(sampler.shares(0, rank))]:
                 text = f"rank {', '.join(idle)} gets no sample to train: a micro-batch has fewer than there are ranks"
                 self.records.incident(self.position.steps, "idle_ranks", text)
-            self.records.report_unprofiled(config, self.position, config.max_steps)
 
     def begin(self) -> Generator[Any, None, None]:
         """Return an iterator over the batches that are left of the epoch."""

@@ -12,14 +12,13 @@ from train.errors import UserError
 class Position:
     """The optimizer steps of a run over all its starts, and its place in the epoch.
 
-    steps: done.  recorded_step: the step of the last epoch's record.  first_step: of this start.
+    steps: done.  recorded_step: the step of the last epoch's record.
     max_steps: the last step; None if the number of epochs decides.
     """
 
     max_steps: int | None
     steps: int = 0
     recorded_step: int = 0
-    first_step: int = 1
     sampler: ShardSampler | None = None
     _loaded: dict[str, int] | None = None  # of the checkpoint, until there is a sampler
 
@@ -50,8 +49,6 @@ class Position:
             with mistakes_shared_by_all_ranks():
                 sampler.load_state_dict(self._loaded)
             self._loaded = None
-        if self.sampler is None:
-            self.first_step = self.steps + 1
         self.sampler = sampler
 
     def count_step(self) -> None:

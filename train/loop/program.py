@@ -51,7 +51,6 @@ class Program:
         if loop.saving.world.rank == 0 and loop.records.epoch_began is not None:
             lost = "the loop over run.epochs() was left early, so its last epoch is neither recorded nor saved"
             say(f"{lost}: call run.end() on all ranks before `break`")
-        loop.records.report_unprofiled(loop.saving.config, loop.position, loop.position.steps)
         loop.leave()
         self._close()
         # A thread of gloo that still freed a tensor while Python shuts down would abort the process.

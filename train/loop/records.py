@@ -19,7 +19,7 @@ from train.loop.position import Position
 from train.loop.step import StepResult
 from train.records.metrics import MetricsFile, start_record
 from train.records.observer import Best, EpochRecord, Observer, RunEnd, StepRecord, own_names
-from train.records.profile import Profile, without_effect
+from train.records.profile import Profile
 from train.records.progress import Progress
 from train.records.tensorboard import TensorBoard
 from train.world import placement
@@ -90,7 +90,7 @@ class Records:
         self.observers: list[Observer] = [*observers]
         self._world, self._device, self._recorded = world, device, recorded
         self._where = placement.where_ranks_are(world, device)
-        self._log_every, self._profile = config.log_every, config.profile
+        self._log_every = config.log_every
         self.means, self.pending = Means(), PendingLosses()
         self.best: Best | None = None
         self.values: dict[str, Any] = {}
@@ -120,14 +120,6 @@ class Records:
     def incident(self, step: int, kind: str, text: str) -> None:
         for observer in self.observers:
             observer.incident(step, kind, text)
-
-    def report_unprofiled(self, config: TrainConfig, position: Position, last_step: int | None) -> None:
-        """Report once if no step of this start is profiled as asked; last_step: None if it is not known."""
-        nothing_trains = position.sampler is None or (last_step is not None and last_step < position.first_step)
-        if self._profile and not nothing_trains and (text := without_effect(config, position.first_step, last_step)):
-            self._profile = None
-            self.incident(position.steps, "not_profiled", text)
-            self.observers = [each for each in self.observers if not isinstance(each, Profile)]
 
     def add(self, values: dict[str, Tensor | float], present: Present) -> None:
         """Add values to the record of the step, or, between two loops over batches, of the epoch."""
