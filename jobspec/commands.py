@@ -91,8 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     command = _command(commands, "explain", "show where each process runs, its variables, and who sets them", _explain)
     command.add_argument("--target", required=True, choices=targets.names(), help="the target to render for")
     command.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-    text = "names of the nodes, node 0 first, if the target does not know them"
-    command.add_argument("--hosts", metavar="NAME,NAME…", default="", help=text)
     _takes_spec(command)
 
     text = "name the examples in slurm/, k8s/ and docker/ that a new rendering would change; exit code 1 if any"
@@ -154,7 +152,7 @@ def _explain(args: argparse.Namespace) -> tuple[str, int]:
 
     target = targets.load(args.target)
     plan = plans_of(read(args.files, args.overrides, args.notes), target, args.sweep_index)[0]
-    explanation = explain(plan, target, args.hosts)
+    explanation = explain(plan, target)
     return as_json(explanation) if args.json else as_table(explanation), 0
 
 

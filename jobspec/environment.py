@@ -9,8 +9,7 @@ from typing import Literal
 
 from jobspec.plan import Plan, Rank
 
-# Placeholders for nodes whose names only the running job knows.  `explain` replaces them if the user or the target
-# gives the names.
+# Placeholders for nodes whose names only the running job knows.
 NODE_0 = "<name or address of node 0>"
 NODE_OF_RANK_0 = "<name or address of the node with rank 0>"
 THIS_NODE = "<name or address of this node>"

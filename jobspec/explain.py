@@ -5,13 +5,13 @@ between < and >.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, SetBy
+from jobspec.environment import SetBy
 from jobspec.plan import Plan, Rank
-from jobspec.problems import Problem, SpecError, option_place, printable
+from jobspec.problems import printable
 from jobspec.slurm.task import train_timeout
 from jobspec.spec.fields import quantity
 from jobspec.spec.files import workdir
@@ -40,15 +40,9 @@ class Explanation:
     values: dict[tuple[str, SetBy], list[str]]
 
 
-def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
-    """Collect everything about each process.
-
-    `hosts` are the names of the nodes in the order of node numbers, separated by commas, if the target does not name
-    them.  Raises SpecError if it does, or if there is not one distinct name for each node.
-    """
+def explain(plan: Plan, target: Target) -> Explanation:
+    """Collect everything about each process."""
     names = [name for node in range(plan.job.nodes.max) if (name := target.node_name(plan, node)) is not None]
-    if hosts:
-        names = _hosts(plan, hosts, names)
     numbered = sorted(names) if plan.backend == "c10d" else names
     # Under c10d, a node's number follows from its name.
     unnamed = "<number {} in alphabetical order>" if plan.backend == "c10d" else "<node {}>"
@@ -56,9 +50,8 @@ def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
     ranks = list(plan.ranks())
     values: dict[tuple[str, SetBy], list[str]] = {}
     for rank in ranks:
-        known = {NODE_0: names[0], NODE_OF_RANK_0: nodes[0], THIS_NODE: nodes[rank.node]} if names else {}
         for variable in target.environment(plan, rank):
-            values.setdefault((variable.name, variable.set_by), []).append(_named(variable.value, known))
+            values.setdefault((variable.name, variable.set_by), []).append(variable.value)
     return Explanation(plan, target, names, nodes, ranks, values)
 
 
@@ -113,29 +106,8 @@ def as_table(explanation: Explanation) -> str:
         _summary(explanation),
         _columns([*_HEADS.values(), "device", "node"], _rank_rows(explanation)),
         _columns(["variable", "set by", "value"], _variable_rows(explanation)),
-        _order(explanation),
     ]
-    texts = ["".join(f"{line}\n" for line in lines) for lines in sections]
-    return "\n".join(text for text in texts if text)
-
-
-def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
-    names, nodes = hosts.split(","), plan.job.nodes.max
-    if not given and len(names) == len(set(names)) == nodes and all(names) and "[" not in hosts:
-        return names
-    message = f"give {nodes} different names, one for each node"
-    hint = f"print the names of a range by scontrol show hostnames '{hosts}' | paste -sd," if "[" in hosts else ""
-    if given:
-        message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
-        hint = "leave --hosts out"
-    raise SpecError([Problem(option_place("--hosts", hosts), message, hint)])
-
-
-def _named(value: str, known: Mapping[str, str]) -> str:
-    """Replace the placeholders for nodes in a variable's value with the nodes' names."""
-    for part, name in known.items():
-        value = value.replace(part, name)
-    return value
+    return "\n".join("".join(f"{line}\n" for line in lines) for lines in sections)
 
 
 def _summary(explanation: Explanation) -> Iterator[str]:
@@ -153,6 +125,8 @@ def _summary(explanation: Explanation) -> Iterator[str]:
         yield "topology: " + ", ".join(f"{name}={value}" for name, value in near.items())
     if nodes.elastic:
         yield f"Shown for {nodes.max} nodes; ranks and world size change whenever a node comes or goes."
+    if plan.backend == "c10d" and nodes.max > 1:
+        yield "c10d numbers the nodes in alphabetical order of their names, so gpu10 comes before gpu2."
 
 
 def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
@@ -225,20 +199,6 @@ def _inside(explanation: Explanation) -> dict[str, str]:
     folder = job.workdir if name == "slurm" else workdir(job)
     found = {"image": job.image, "working folder": folder, "mounts": ", ".join(mounts)}
     return {kind: printable(words) for kind, words in found.items() if words}
-
-
-def _order(explanation: Explanation) -> Iterator[str]:
-    """Describe how c10d numbers the nodes, if it does."""
-    names, order = explanation.node_names, sorted(explanation.node_names)
-    if explanation.plan.backend != "c10d" or explanation.plan.job.nodes.max == 1:
-        return
-    yield "c10d numbers the nodes in alphabetical order of their names, so gpu10 comes before gpu2:"
-    if not order:
-        yield "  the names are known only when the job runs; --hosts gpu1,gpu2,… shows their order"
-        return
-    number = {name: str(node) for node, name in enumerate(names)}
-    rows = ([str(new), number[name], name] for new, name in enumerate(order))
-    yield from _columns(["NODE_RANK by c10d", "node number", "node"], rows)
 
 
 def _columns(head: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:

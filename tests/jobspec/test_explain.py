@@ -17,8 +17,6 @@ JOBS = sorted((Path(__file__).parents[2] / "jobs").glob("*.yaml"))
 BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\nimage: registry.example/train:1\ncommand: [mine.py]\n"
 
 each_target = pytest.mark.parametrize("target", targets.names())
-unnamed_nodes = pytest.mark.parametrize("target", ["slurm", "torchrun"])
-named_nodes = pytest.mark.parametrize("target", sorted(set(targets.names()) - {"slurm", "torchrun"}))
 
 
 def accepted() -> Iterator[Any]:
@@ -30,10 +28,10 @@ def accepted() -> Iterator[Any]:
                 yield pytest.param(target, job, id=f"{target}-{job.stem}")
 
 
-def explained(target: str, spec: Path, *settings: str, hosts: str = "") -> tuple[dict[str, Any], str]:
+def explained(target: str, spec: Path, *settings: str) -> tuple[dict[str, Any], str]:
     """The JSON and the table."""
     module = targets.load(target)
-    explanation = explain(load(module, str(spec), settings), module, hosts)
+    explanation = explain(load(module, str(spec), settings), module)
     return json.loads(as_json(explanation)), as_table(explanation)
 
 
@@ -94,26 +92,20 @@ def test_variables_that_differ_between_the_tasks_of_a_sweep_are_shown(launcher: 
     }
 
 
-@unnamed_nodes
-def test_hosts_are_numbered_as_given_and_by_c10d_in_the_order_of_their_text(target: str, spec: Path) -> None:
-    told, table = explained(target, spec, hosts="gpu2,gpu10,gpu1")
-    assert [rank["node"] for rank in told["ranks"][::2]] == ["gpu2", "gpu10", "gpu1"]
-    assert "c10d" not in table
-    told, table = explained(target, spec, "nodes={min: 1, max: 3}", hosts="gpu2,gpu10,gpu1")
-    assert [rank["node"] for rank in told["ranks"][::2]] == ["gpu1", "gpu10", "gpu2"]
+@pytest.mark.parametrize("target", ["slurm", "torchrun", "compose"])
+def test_only_c10d_numbers_the_nodes_by_the_order_of_their_names(target: str, spec: Path) -> None:
+    assert "alphabetical" not in explained(target, spec)[1]
+    told, table = explained(target, spec, "nodes={min: 1, max: 11}")
     assert "c10d numbers the nodes in alphabetical order" in table
-    for nodes, first in (("3", "gpu2-ib"), ("{min: 1, max: 3}", "gpu1-ib")):
-        named = f"nodes={nodes}", "rendezvous.host='{node}-ib'"
-        assert seen_by(explained(target, spec, *named, hosts="gpu2,gpu10,gpu1")[0], 5)["MASTER_ADDR"] == first
+    number_2 = "job-10" if target == "compose" else "<number 2 in alphabetical order>"
+    assert [rank["node"] for rank in told["ranks"] if rank["node_rank"] == 2] == [number_2, number_2]
 
 
-@named_nodes
-def test_hosts_are_refused_where_the_names_follow_from_the_job(target: str, spec: Path) -> None:
-    with pytest.raises(SpecError) as error:
-        explained(target, spec, hosts="gpu2,gpu10,gpu1")
-    first, *_, hint, _ = str(error.value).splitlines()
-    assert first.startswith("--hosts gpu2,gpu10,gpu1:1:1: the target names the nodes itself: job-")
-    assert hint == "  hint: leave --hosts out"
+@pytest.mark.parametrize("target", ["slurm", "torchrun"])
+@pytest.mark.parametrize("nodes", ["3", "{min: 1, max: 3}"])
+def test_the_nodes_meet_by_the_name_that_rendezvous_host_makes(nodes: str, target: str, spec: Path) -> None:
+    told, _ = explained(target, spec, f"nodes={nodes}", "rendezvous.host='{node}-ib'")
+    assert seen_by(told, 5)["MASTER_ADDR"].endswith(">-ib")
 
 
 @each_target
@@ -221,15 +213,8 @@ def test_what_a_container_shows_of_its_node_is_said(target: str, mounts: str | N
     assert told["inside"] == inside
 
 
-@pytest.mark.parametrize("hosts", ["a", "a,b,a", "a,b,c,c", "a,,b", "a[1,2,3]"])
-def test_wrong_hosts_are_refused(spec: Path, hosts: str) -> None:
-    with pytest.raises(SpecError, match="give 3 different names, one for each node") as error:
-        explained("torchrun", spec, hosts=hosts)
-    assert ("scontrol show hostnames 'a[1,2,3]'" in str(error.value)) == ("[" in hosts)
-
-
 def test_table_of_torchrun(spec: Path, golden: Any) -> None:
     """Read it: this is what people see."""
     _, static = explained("torchrun", spec)
-    _, elastic = explained("torchrun", spec, "nodes={min: 1, max: 3}", hosts="gpu2,gpu10,gpu1")
+    _, elastic = explained("torchrun", spec, "nodes={min: 1, max: 3}")
     golden(Path(__file__).parent / "explain.out", f"{static}\n{elastic}")
