@@ -104,25 +104,14 @@ def render(
         *(["--sweep-index", str(sweep_index)] if sweep_index is not None else []),
         *(["-o", Path(output).name] if output is not None else []),
     ]
-    return rendered(read(files, overrides, notes), name, words, notes, sweep_index, output)
+    spec = read(files, overrides, notes)
+    plans = plans_of(spec, targets.load(name), sweep_index, notes)
+    file = f"{spec.values['name']}.{targets.ending(name)}" if output is None else Path(output).name
+    return "".join(text_of(plan, name, shlex.join(["render-job", name, *words]), file) for plan in plans)
 
 
 def _listed(files: str | Sequence[str]) -> Sequence[str]:
     return [files] if isinstance(files, str) else files
-
-
-def rendered(
-    spec: Source,
-    name: str,
-    words: Sequence[str],
-    notes: list[str] | None = None,
-    sweep_index: int | None = None,
-    output: str | None = None,
-) -> str:
-    """Render a parsed spec; `words` are the arguments of the command that the head of the artifact shows."""
-    plans = plans_of(spec, targets.load(name), sweep_index, notes)
-    file = f"{spec.values['name']}.{targets.ending(name)}" if output is None else Path(output).name
-    return "".join(text_of(plan, name, shlex.join(["render-job", name, *words]), file) for plan in plans)
 
 
 def text_of(plan: Plan, name: str, command: str, file: str) -> str:

@@ -1,16 +1,13 @@
 """The command line: exit codes, the artifact and its notes, several files, and files that cannot be read or written."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import jobspec
 import train
 from jobspec import commands
-from jobspec.problems import SpecError
 from tests.command_line import QUICKSTART, ROOT, command_line
 
 
@@ -70,16 +67,6 @@ def test_bug_is_exit_3_with_what_to_report(monkeypatch: pytest.MonkeyPatch, caps
     told = capsys.readouterr().err
     assert "ZeroDivisionError: of course" in told
     assert "Please report it" in told
-
-
-def test_python_renders_a_mapping_or_a_file_as_the_command_does(tmp_path: Path) -> None:
-    spec = {"name": "job", "nodes": 2, "procs_per_node": 2, "device": "cpu", "command": ["mine.py", "no", "1e-3"]}
-    (tmp_path / "job.yaml").write_text(json.dumps(spec))
-    rendered = command_line("slurm", "job.yaml", cwd=tmp_path).stdout.decode()
-    assert jobspec.render("slurm", spec) == rendered.replace("slurm job.yaml`", "slurm -`")
-    assert jobspec.render("jobset", QUICKSTART) == command_line("jobset", QUICKSTART).stdout.decode()
-    with pytest.raises(SpecError, match='unknown key "node"'):
-        jobspec.render("slurm", {**spec, "node": 3})
 
 
 def test_same_bytes_in_any_encoding(tmp_path: Path) -> None:
