@@ -18,7 +18,7 @@ class World:
     """One process among `world_size`; `rank` is global and `local_rank` counts within the node.
 
     `launcher` says who set the environment: torchrun, procs (`python -m train --procs`), slurm (one task
-    per process), pytorchjob (a pod without torchrun), environment (set by hand) or none (one process).
+    per process), environment (set by hand) or none (one process).
     `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.  torchrun
     counts a restart only on the node whose process failed, so `attempt` may differ between nodes.  `store_attempt`
     keeps attempts apart in a store that outlives them; otherwise it is 0.
@@ -38,16 +38,13 @@ class World:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> World:
-        """Read the environment of torchrun, of a PyTorchJob pod, of a Slurm task, or of a single process.
+        """Read the environment of torchrun, of a Slurm task, or of a single process.
 
         Raises UserError if variables are missing, are no numbers or contradict each other.
-        Sources: torchrun's "Environment Variables"; the PyTorchJob controller's `setPodEnv`; srun(1) "OUTPUT
-        ENVIRONMENT VARIABLES".
+        Sources: torchrun's "Environment Variables"; srun(1) "OUTPUT ENVIRONMENT VARIABLES".
         """
-        if "LOCAL_RANK" in environ:
+        if environ.keys() & {"LOCAL_RANK", "RANK"}:
             return cls._from_torchrun(environ)
-        if "RANK" in environ:
-            return cls._from_pytorchjob(environ)
         # A batch script has SLURM_PROCID=0 too; only a process that srun started has a step.
         if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
             return cls._from_slurm(environ)
@@ -74,25 +71,6 @@ class World:
             store_is_served=store_is_served,
             attempt=attempt,
             store_attempt=attempt if store_is_served else 0,
-        )._checked()
-
-    @classmethod
-    def _from_pytorchjob(cls, environ: Mapping[str, str]) -> World:
-        rank, world_size, master_port = _numbers(environ, "RANK", "WORLD_SIZE", "MASTER_PORT", also=("MASTER_ADDR",))
-        per_node = environ.get("PET_NPROC_PER_NODE", "1")
-        if per_node not in ("1", "auto"):
-            raise UserError(
-                f"RANK is {rank} but LOCAL_RANK is not set, and PET_NPROC_PER_NODE is {per_node}: a PyTorchJob sets "
-                "RANK to the number of the node, not of the process. Start the program with torchrun, which reads "
-                "the PET_ variables, or set nprocPerNode to 1"
-            )
-        return cls(
-            rank=rank,
-            world_size=world_size,
-            node_rank=rank,
-            master_addr=environ["MASTER_ADDR"],
-            master_port=master_port,
-            launcher="pytorchjob",
         )._checked()
 
     @classmethod

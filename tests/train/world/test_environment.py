@@ -40,7 +40,6 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
 
 
 OF_TORCHRUN = World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2, store_attempt=2)
-OF_PYTORCHJOB = World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob")
 OF_SLURM = World(5, 7, 1, 2, 2, "n1", 29501, "slurm")
 WORLDS = {
     "torchrun": (TORCHRUN, OF_TORCHRUN),
@@ -54,8 +53,6 @@ WORLDS = {
         {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
         World(1, 2, 1, 2, 0, "127.0.0.1", 29500, "environment"),
     ),
-    "PyTorchJob pod": (PYTORCHJOB, OF_PYTORCHJOB),
-    "PyTorchJob pod of an old controller": (without(PYTORCHJOB, "PET_NPROC_PER_NODE"), OF_PYTORCHJOB),
     "Slurm task per GPU": (SLURM, OF_SLURM),
     "Slurm task on the smaller last node": (
         SLURM | {"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3", "SLURM_GTIDS": "6"},
@@ -74,21 +71,18 @@ def test_world_is_read_from_the_environment_of(environ: dict[str, str], world: W
     assert World.detect(environ) == world
 
 
-@pytest.mark.parametrize("per_node", ["4", "gpu"])
-def test_pytorchjob_pod_for_several_processes_without_torchrun_is_refused(per_node: str) -> None:
-    with pytest.raises(UserError, match=rf"PET_NPROC_PER_NODE is {per_node}: .* torchrun") as refusal:
-        World.detect(PYTORCHJOB | {"PET_NPROC_PER_NODE": per_node})
-    assert "nprocPerNode" in str(refusal.value)
+def test_pytorchjob_pod_without_torchrun_is_told_to_use_it() -> None:
+    with pytest.raises(UserError, match=r"must not be set without LOCAL_RANK: .* torchrun"):
+        World.detect(PYTORCHJOB)
 
 
 @pytest.mark.parametrize(
     ("environ", "required"),
     [
         (TORCHRUN, ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]),
-        (PYTORCHJOB, ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]),
         (SLURM, ["SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_GTIDS"]),
     ],
-    ids=["torchrun", "pytorchjob", "slurm"],
+    ids=["torchrun", "slurm"],
 )
 def test_partial_environment_names_what_is_missing(environ: dict[str, str], required: list[str]) -> None:
     for name in required:
@@ -113,8 +107,8 @@ def test_variable_that_is_no_number_is_named_with_its_value(name: str, value: st
 
 @pytest.mark.parametrize(
     "environ",
-    [TORCHRUN | {"RANK": "8"}, PYTORCHJOB | {"RANK": "4"}, SLURM | {"SLURM_PROCID": "7"}],
-    ids=["torchrun", "pytorchjob", "slurm"],
+    [TORCHRUN | {"RANK": "8"}, SLURM | {"SLURM_PROCID": "7"}],
+    ids=["torchrun", "slurm"],
 )
 def test_rank_beyond_the_world_is_refused_with_both_numbers(environ: dict[str, str]) -> None:
     size = int(environ.get("WORLD_SIZE", environ.get("SLURM_STEP_NUM_TASKS", "")))
