@@ -17,7 +17,7 @@ from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, share
 from train.errors import UserError, naming_failures, refuse_without
-from train.loop.losses import correct, losses_of_samples, refuse_if_not_finite
+from train.loop.losses import correct, losses_of_samples
 from train.loop.optimizers import Ema, lr_of_step, make_optimizer, refuse_impossible_schedule
 from train.records.metrics import weights_sha256
 from train.records.observer import Observer
@@ -65,7 +65,6 @@ class Trainer:
         things = {"model": self.model, "optimizer": self.optimizer, "ema": self.ema}
         if config.evaluate_only:
             del things["optimizer"]
-        self.run.saving.hash_of_data = self.samples.sha256
         self.run.restore(**{name: thing for name, thing in things.items() if thing is not None})
         self.train_batches()  # reports the start
 
@@ -93,7 +92,6 @@ class Trainer:
         for _ in self.run.epochs(self.config.epochs):
             self.train_epoch()
             means = self.evaluate()
-            refuse_if_not_finite(means["val_loss"], "validation loss")
             self.run.record(**means)
 
     def train_epoch(self) -> None:

@@ -57,17 +57,6 @@ def misfit(thing: str, saved: Mapping[str, Any], now: Mapping[str, Any], otherwi
     return why and f"the checkpoint does not fit {thing}: {why}. {advice}"
 
 
-def other_data(saved: str | None, now: str | None, config: TrainConfig, step: int) -> str | None:
-    """Return a sentence if the SHA-256 of the training data has changed; None if it is not known."""
-    if saved is None or now is None or saved == now:
-        return None
-    return (
-        f"the training data ({config.dataset} in {config.data_root}) have changed since the checkpoint of step {step}: "
-        "the run continues with the new data. If that is a mistake, stop it, put the old data back and resume from "
-        "that checkpoint"
-    )
-
-
 def already_ended(config: TrainConfig, reached: list[str]) -> str:
     """Return that the checkpoint has reached these limits, which are settings, and how to train on."""
     to_train_on = "to train on, give " + " and ".join(f"a larger {setting(name)}" for name in reached)

@@ -1,6 +1,5 @@
 """Datasets, one file each, and what they share: `load(data_root, split, seed)` makes a Samples."""
 
-import hashlib
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
@@ -22,7 +21,6 @@ class Samples(Protocol):
     mean, std: of the training images' channels, pixels scaled to 0 … 1; empty for tokens, which stay as they are.
     varies: True if a sample differs each time it is read, as pictures augmented at random do.
     tensors: all images (N, C, H, W) and all classes (N,); or all tokens and targets, (N, T) each.
-    sha256: of what the samples are made of: another hash says that a run is resumed on other data.
     """
 
     @property
@@ -38,21 +36,12 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]: ...
     def tensors(self) -> tuple[Tensor, Tensor]: ...
-    def sha256(self) -> str: ...
 
 
 def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
     """Return the split of the dataset in the file `name`.py.  Raises UserError naming missing or damaged files."""
     samples: Samples = import_module(f"train.datasets.{name}").load(Path(data_root), split, seed)
     return samples
-
-
-def sha256_of(*tensors: Tensor) -> str:
-    """Return the SHA-256 of the tensors' bytes, which are not copied: a file that is mapped is read page by page."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.numpy().data)
-    return digest.hexdigest()
 
 
 def download(name: str, data_root: str, world: World) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from train.datasets import Split, sha256_of
+from train.datasets import Split
 from train.errors import UserError
 
 _DOWNLOAD_TIMEOUT_S = 30.0
@@ -42,9 +42,6 @@ class TensorSamples:
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         return self.images, self.labels
-
-    def sha256(self) -> str:
-        return sha256_of(self.images, self.labels)
 
 
 def load_split(dataset: str, data_root: Path, split: Split, seed: int, *, mean: float, std: float) -> TensorSamples:

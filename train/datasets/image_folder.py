@@ -4,8 +4,6 @@ DATA_ROOT/train/CLASS/*.png (or .jpg, …) and DATA_ROOT/val/CLASS/*.  Pictures 
 or of the smaller side of the first training picture if that is less.
 """
 
-import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +49,6 @@ class FolderSamples:
     def tensors(self) -> tuple[Tensor, Tensor]:
         images, labels = zip(*(self[index] for index in range(len(self))), strict=True)
         return torch.stack(images), torch.tensor(labels)
-
-    def sha256(self) -> str:
-        """Return the hash of the files' names, CLASS/NAME; their content, maybe millions of files, is not read."""
-        digest = hashlib.sha256()
-        for path, _ in self.files.samples:
-            digest.update(os.fsencode(path.removeprefix(self.files.root)) + b"\0")
-        return digest.hexdigest()
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.datasets import Samples, Split, sha256_of
+from train.datasets import Samples, Split
 from train.errors import UserError, naming_failures
 
 _VALIDATION_SHARE = 0.1
@@ -65,9 +65,6 @@ class TokenSamples:
         """Return tokens and targets as views of the file, (N, T); targets are cast to int64 a batch at a time."""
         end = len(self) * self.context
         return self.tokens[:end].view(-1, self.context), self.tokens[1 : end + 1].view(-1, self.context)
-
-    def sha256(self) -> str:
-        return sha256_of(self.tokens)
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:

@@ -13,7 +13,7 @@ from torch import nn, optim
 from torch.optim.lr_scheduler import LRScheduler
 
 from train.checkpoints.folder import Checkpoints, checkpoint_path, find_checkpoint, read_checkpoint
-from train.checkpoints.same_run import misfit, other_data, refuse_other_run
+from train.checkpoints.same_run import misfit, refuse_other_run
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import broadcast_from_rank_0, thing_of_rank_0
 from train.config import TrainConfig, setting
@@ -36,7 +36,7 @@ _PIECE_BYTES = 256 * 2**20  # of one message, because a timeout limits each mess
 
 OWN_KEYS = {"scaler", "micro_batches", "computes_on", "sampler", "step", "evaluated_step", "epoch_means", "best"}
 """Names in a checkpoint that are the run's own."""
-OWN_KEYS |= {"config", "shards", "data_sha256"}
+OWN_KEYS |= {"config", "shards"}
 
 
 class Saving:
@@ -46,7 +46,6 @@ class Saving:
         the run only evaluates.
     config: as checkpoints hold it: with the epochs, batch size and micro-batches of the loop.
     files: what the run holds open, and the folders that it owns on rank 0.
-    hash_of_data: returns the SHA-256 of the training data, which checkpoints keep; None if nobody knows it.
     """
 
     def __init__(self, config: TrainConfig, world: World, engine: Step, position: Position, records: Records) -> None:
@@ -57,8 +56,6 @@ class Saving:
         self.saved_step = 0
         self.is_busy = False
         self.checkpoints: Checkpoints | None = None
-        self.hash_of_data: Callable[[], str] | None = None
-        self._data_sha256: str | None = None
         self._things: dict[str, Any] = {}
         self.tail = Tail()
 
@@ -92,10 +89,6 @@ class Saving:
         self.records.open(config, self.files)
         state = load_on_all_ranks(self.world, content if is_rank_0 else None)
         del content  # the memory
-        data = self.hash_of_data
-        if data is not None and not config.evaluate_only and (self.saves or state is not None):
-            known = while_others_wait(self.world, lambda: data() if is_rank_0 else None)
-            self._data_sha256 = thing_of_rank_0(known)
         if state is not None:
             with mistakes_shared_by_all_ranks():
                 self.load_state_dict(state)
@@ -145,9 +138,8 @@ class Saving:
             state |= rest
         for name in self._things.keys() - state.keys():
             state[name] = (self.engine.wrapped(self._things[name]) or self._things[name]).state_dict()
-        data = {"data_sha256": self._data_sha256} if self._data_sha256 else {}
         own = self.engine.state_dict() | self.position.state_dict() | self.records.state_dict()
-        return state | own | data | {"config": self.config.model_dump()}
+        return state | own | {"config": self.config.model_dump()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved, on any number of processes.  To evaluate only, load the weights alone.
@@ -173,8 +165,6 @@ class Saving:
                 f"the checkpoint also holds {', '.join(left)}, which run.restore() does not name and a save will lack"
             )
             self.records.incident(self.position.steps, "not_restored", lost)
-        if text := other_data(state.get("data_sha256"), self._data_sha256, config, self.position.steps):
-            self.records.incident(self.position.steps, "other_data", text)
         self.saved_step = self.position.steps
         if self.checkpoints is not None and self.world.rank == 0:
             self.checkpoints.set_aside_after(self.position.steps)
