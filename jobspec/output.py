@@ -54,14 +54,8 @@ def unusable_file(error: OSError) -> str:
         return f"stdout: {error.strerror}"
     path = Path(os.fsdecode(error.filename))
     hint = ""
-    if isinstance(error, IsADirectoryError):
-        hint = "name a file in it"
-    elif isinstance(error, FileExistsError):
-        hint = "remove it first, or name another file"
-    elif isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+    if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
         hint = f"there is no folder {path.parent}"
-    elif isinstance(error, FileNotFoundError) and path.is_symlink():
-        hint = f"it is a link to {path.readlink()}, which is not there"
     elif isinstance(error, FileNotFoundError):
         from train.config import nearest
 

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Callable
 from os.path import expanduser
 from typing import Any, NoReturn
@@ -16,10 +15,9 @@ from train.errors import UserError
 
 def from_argv(argv: list[str] | None = None) -> TrainConfig:
     """Read the flags.  Raises UserError with all problems in them."""
-    words = sys.argv[1:] if argv is None else argv
-    parsed, unknown = _parser().parse_known_args(words)
+    parsed, unknown = _parser().parse_known_args(argv)
     given = {key: value for key, value in vars(parsed).items() if value is not None}
-    return checked(given, flag, _unknown_words(words, unknown))
+    return checked(given, flag, _unknown_words(unknown))
 
 
 def checked(given: dict[str, Any], written: Callable[[str], str], problems: list[str]) -> TrainConfig:
@@ -56,26 +54,18 @@ def split_launch(argv: list[str]) -> tuple[int | None, bool, list[str]]:
     return int(parsed.procs), parsed.check_exact, others
 
 
-def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
-    """Return one line for each unknown flag and stray word; `unknown`: what the parser left over of `words`."""
+def _unknown_words(unknown: list[str]) -> list[str]:
+    """Return one line for each unknown flag and stray word that the parser has left over."""
     problems = []
-    end = 0
     for word in unknown:
-        at = words.index(word, end)
-        before, end = words[at - 1] if at else "", at + 1
+        name = word.partition("=")[0]
         if word.startswith("-"):
-            name = word.partition("=")[0]
             meant = nearest(name, [*map(flag, TrainConfig.model_fields), *_NOT_SETTINGS])
             hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
             problems.append(f"  {name}: unknown flag; {hint}")
-        elif before in _SWITCHES:
-            on, off = _SWITCHES[before]
-            problems.append(f"  {word}: {before} takes no value; write {on} or {off} alone")
-        elif not (before in unknown and before.startswith("-") and "=" not in before):
-            # The word after an unknown flag is probably the flag's value, and needs no second line.
-            problems.append(
-                f"  {word}: no flag comes before it; write --SETTING VALUE, with quotes around a VALUE that has spaces"
-            )
+        else:
+            why = "no flag takes this word: --NAME and --no-NAME stand alone, and a VALUE with spaces needs quotes"
+            problems.append(f"  {word}: {why}")
     return problems
 
 
@@ -96,13 +86,6 @@ def _sentence(problem: ErrorDetails, written: Callable[[str], str]) -> str:
 
 # Flags that are no settings of a run.
 _NOT_SETTINGS = ("--procs", "--check-exact", "--help")
-# Flags without a value → how to turn the same setting on and off.
-_SWITCHES = {
-    name: (flag(key), flag(f"no_{key}"))
-    for key, field in TrainConfig.model_fields.items()
-    if field.annotation is bool
-    for name in (flag(key), flag(f"no_{key}"))
-}
 
 # Titles of groups in --help, by the first setting of each group, in the order of TrainConfig.
 _GROUPS = {

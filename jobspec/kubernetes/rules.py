@@ -7,17 +7,14 @@ Security Standards.
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path as File
 
-from jobspec.kubernetes import pod, pod_patch
-from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
+from jobspec.kubernetes import pod_patch
+from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL
 from jobspec.problems import Finding, Path
 from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
 from jobspec.spec.rules import image_runs
-from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
-_LARGEST_CONFIG_MAP = 1 << 20  # bytes; core/validation MaxSecretSize
 _AS_SHOWN = "write the name that `kubectl describe node` shows, such as"
 
 # Labels that the operators, Kueue and this program set; with another value, they would not find the pod.
@@ -173,23 +170,6 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
             yield Finding(("kubernetes", "annotations", key), message, hint, on_key=True)
 
 
-def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
-    value = job.env.get(SHUTDOWN_TIMEOUT)
-    if value is not None and not (value.isascii() and value.isdigit() and int(value[:9]) < grace_s(job)):
-        message = f"env.{SHUTDOWN_TIMEOUT} must be a whole number below the pod's grace period of {grace_s(job)} s"
-        yield Finding(("env", SHUTDOWN_TIMEOUT), message, "leave it out; preemption.grace decides its value")
-
-
-def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
-    names = files.listed(job)
-    if any(files.problem(name) for name in names):
-        return  # files_are_here reports it
-    size = sum(len(pod.file_key(number, name)) + File(name).stat().st_size for number, name in enumerate(names))
-    if size > _LARGEST_CONFIG_MAP:
-        message = f"files have {size} bytes; a ConfigMap holds at most {_LARGEST_CONFIG_MAP}"
-        yield Finding(("files",), message, "put them in the image or on a claim", on_key=True)
-
-
 POD = (
     image_is_given,
     standard_is_kept,
@@ -202,8 +182,6 @@ POD = (
     mounts_are_possible,
     tolerations_make_sense,
     labels_of_others_are_not_set,
-    processes_end_before_the_pod,
-    files_fit_a_config_map,
     files.files_are_here,
     mounts.mounts_over_shm,
     pod_patch.patch_keeps_the_plumbing,

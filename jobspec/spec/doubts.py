@@ -38,10 +38,6 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     if "preemption" in job.model_fields_set and job.preemption is None and "preemption" not in not_used:
         yield "preemption is empty, as if it were not there; preemption: {} takes the defaults"
-    swept = sum(key.startswith("args.") for key in job.sweep)
-    before = (job.command or [])[: -swept or None][-2:-1]
-    if swept and job.no_python and any(re.fullmatch("-[a-z]*c", word) for word in before):
-        yield "sweep: a shell takes the first argument after its text as $0, its own name; sweep env.NAME instead"
     yield from _lost_with_the_container(job) if node_is_hidden else _on_one_node(job)
 
 

@@ -133,9 +133,3 @@ def test_pattern_that_the_system_refuses_is_a_problem_of_the_spec(target: str, p
     with pytest.raises(SpecError) as error:
         render(target, "job.yaml", [f"files=[{pattern}]"])
     assert [problem.message.partition(":")[0] for problem in error.value.problems] == ["files[0]"]
-
-
-def test_more_than_a_config_map_holds_is_refused(folder: Path) -> None:
-    (folder / "large.txt").write_text("a" * (1 << 20))
-    with pytest.raises(SpecError, match="a ConfigMap holds at most 1048576"):
-        render("jobset", "job.yaml", ["files=[large.txt]"])

@@ -142,19 +142,19 @@ def test_what_a_value_must_be_is_said_in_plain_words(argument: str, said: str) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["mnist", "resnet18"], ["mnist: no flag comes before it", "resnet18: no flag comes before it"]),
+        (["mnist", "resnet18"], ["mnist: no flag takes this word", "resnet18: no flag takes this word"]),
         (["--proc=2"], ["--proc: unknown flag; did you mean --procs?"]),
-        (["--run-dir", "my", "run", "dir"], ["run: no flag comes before it", "dir: no flag comes before it"]),
+        (["--run-dir", "my", "run", "dir"], ["run: no flag takes this word", "dir: no flag takes this word"]),
         (
             ["--compile", "false", "--no-sync-batchnorm", "false", "--epochs=0"],
             [
-                "false: --compile takes no value; write --compile or --no-compile alone",
-                "false: --no-sync-batchnorm takes no value; write --sync-batchnorm or --no-sync-batchnorm alone",
+                "false: no flag takes this word: --NAME and --no-NAME stand alone",
+                "false: no flag takes this word: --NAME and --no-NAME stand alone",
                 '--epochs: "0" is not accepted',
             ],
         ),
         (
-            ["--batchsize", "3", "4", "--epochs=0"],
+            ["--batchsize=3", "4", "--epochs=0"],
             ["--batchsize: unknown flag; did you mean --batch-size?", "4: no flag", '--epochs: "0" is not accepted'],
         ),
     ],

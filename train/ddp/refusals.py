@@ -13,16 +13,6 @@ from train.ddp.gradient_hooks import is_compiled_backward
 from train.errors import SharedError, UserError
 
 
-def refuse_steps_in_backward(module: nn.Module) -> None:
-    """Raise UserError if a gradient is used before it is averaged."""
-    for name, param in module.named_parameters():
-        if hasattr(param, "_in_backward_optimizers"):  # set by torch.distributed.optim._apply_optimizer_in_backward
-            raise UserError(
-                f"{name} has an optimizer that steps inside backward, before gradients are averaged: "
-                "call its step() after backward instead"
-            )
-
-
 def refuse_compiled_autograd() -> None:
     """Raise UserError under compiled autograd, which runs hooks but skips end-of-backward callbacks."""
     if is_compiled_backward():

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.missing_ranks import naming_missing_ranks
 from train.ddp.reducer import Reducer
-from train.ddp.refusals import refuse_changes, refuse_different_modules, refuse_steps_in_backward
+from train.ddp.refusals import refuse_changes, refuse_different_modules
 from train.errors import UserError
 from train.sync import MakeSync
 from train.sync.all_reduce import AllReduce
@@ -78,7 +78,6 @@ class CustomDDP(nn.Module):
         named = list(module.named_parameters())
         trained = {name: param for name, param in named if param.requires_grad}
         self._as_wrapped = [(name, param, param.requires_grad, param.dtype, param.device) for name, param in named]
-        refuse_steps_in_backward(module)
         refuse_different_modules(module, self._options, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
         self.reducer = Reducer(trained, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)

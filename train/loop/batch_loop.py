@@ -12,7 +12,6 @@ from train.collectives.waiting import waiting_for_each
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.errors import UserError
-from train.loop.losses import WorthlessWeights
 from train.loop.nonfinite import NonFinite
 from train.loop.numerics import seed
 from train.loop.position import Position
@@ -148,8 +147,7 @@ class BatchLoop:
                 yield
         except Exception as error:
             missing_ranks.report_failure(error)
-            saved = not isinstance(error, WorthlessWeights) and self.saving.save_after_failure(error)
-            if saved and (steps := self.records.pending.steps()):
+            if self.saving.save_after_failure(error) and (steps := self.records.pending.steps()):
                 say(f"the losses of steps {steps[0]} to {steps[-1]} were not yet recorded, and are lost")
             raise
 

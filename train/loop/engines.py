@@ -46,7 +46,7 @@ def wrap(engine: Step, model: nn.Module, micro_batch: Tensor | None) -> Wrapped:
     if config.sync_batchnorm and several and has_batchnorm(model):
         model = SyncBatchNorm.convert_sync_batchnorm(model, context.group)
     if config.compile:
-        compile_model(model, engine.device)
+        compile_model(model)
     apart = any(part._buffers for part in model.modules() if not isinstance(part, SyncBatchNorm))
     own_buffers = context.world_size > 1 and apart and not config.logical_world
     of_model = replace(context, ranks_have_own_buffers=own_buffers, micro_batch=micro_batch)

@@ -14,20 +14,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.broadcast import broadcast_from_rank_0, of_all_ranks
 from train.collectives.tree_sum import TreeSum
 from train.config import TrainConfig, setting
 from train.cpu.shared_memory import SharedMemory
 from train.data.batches import pieces
 from train.ddp.gradient_hooks import num_holders
-from train.errors import UserError
+from train.errors import SharedError, UserError, differences
 from train.loop.numerics import seed
 from train.loop.step import BufferCopies, Step, StepResult, Work
 from train.records.metrics import weights_sha256
 from train.records.slices import log_slice
 from train.strategies import Context, Wrapped, replicated
 from train.world.environment import World
-from train.world.placement import processor, refuse_unlike
+from train.world.placement import processor
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
@@ -41,8 +41,12 @@ class ExactStep(Step):
 
     def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
         super().__init__(config, world, context)
-        reason = f"their bits may differ. Choose nodes of one kind, or leave out {setting('logical_world')}"
-        refuse_unlike(", ".join(self.computes_on().values()), context.group, reason)
+        of_ranks = of_all_ranks(", ".join(self.computes_on().values()), context.group)
+        if unlike := differences(dict(enumerate(of_ranks))):
+            raise SharedError(
+                f"the ranks compute on {unlike}: their bits may differ. Choose nodes of one kind, or leave out "
+                f"{setting('logical_world')}"
+            )
         self.ranks_averaged = 1  # gradients are sums
         self._at, self._nth = (0, 0), 0  # the position of the last step, and how many steps it had before
         group = context.group or dist.group.WORLD

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from train.collectives import waiting
-from train.config import setting
 from train.errors import SharedError
 from train.loop.step import StepResult
 from train.records.observer import StepRecord
@@ -149,16 +148,3 @@ def _refuse_other_names(names: list[str]) -> None:
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     if extremes.sum() != 0:
         raise SharedError("run.record() was not called with the same names on all ranks: call it on each, in any order")
-
-
-class WorthlessWeights(SharedError):
-    """Error for weights that give no finite loss, so saving them helps nobody."""
-
-
-def refuse_if_not_finite(loss: float, what: str) -> None:
-    """Raise WorthlessWeights for a loss that is not finite: on all ranks, because they have the same sums."""
-    if not math.isfinite(loss):
-        raise WorthlessWeights(
-            f"the {what} is {loss}: training cannot continue. "
-            f"Try {setting('clip_norm')}, {setting('precision', 'fp32')} or a lower {setting('lr')}"
-        )

@@ -1,9 +1,7 @@
 """How torch computes: float32 in full or as TF32, deterministic or not, compiled or not; what it draws at random."""
 
 import os
-import shutil
 import warnings
-from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -38,18 +36,11 @@ def set_numerics(config: TrainConfig) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def compile_model(model: nn.Module, device: torch.device) -> None:
+def compile_model(model: nn.Module) -> None:
     """Let torch compile the model at its first forward; its parameters and their names stay.
 
-    Raises SharedError if it cannot: without a compiler, or with layers that send messages.
+    Raises SharedError if it cannot, with layers that send messages.
     """
-    compiler = os.environ.get("CXX") or "g++"
-    if shutil.which(compiler) is None and shutil.which("clang++") is None:
-        raise SharedError(
-            f"{setting('compile')} needs a C++ compiler, and neither {compiler} nor clang++ is on PATH: install one"
-        )
-    if device.type == "cuda" and find_spec("triton") is None:
-        raise SharedError(f"{setting('compile')} needs the package triton on CUDA: install it")
     if has_sync_batchnorm(model):
         raise SharedError(
             f"{setting('compile')} cannot be used with synchronised BatchNorm: add {setting('sync_batchnorm', False)} "

@@ -108,16 +108,6 @@ def processor(device: torch.device) -> str:
     return f"cpu {torch.backends.cpu.get_cpu_capability()}"
 
 
-def refuse_unlike(computes_on: str, group: dist.ProcessGroup | None, reason: str) -> None:
-    """Raise SharedError, with the reason, unless all ranks of the group compute on the same.  A collective."""
-    of_ranks = [""] * dist.get_world_size(group)
-    dist.all_gather_object(of_ranks, computes_on, group)
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    for rank, theirs in zip(ranks, of_ranks, strict=True):
-        if theirs != of_ranks[0]:
-            raise SharedError(f"rank {ranks[0]} computes on {of_ranks[0]} and rank {rank} on {theirs}: {reason}")
-
-
 def refuse_different_devices(kind_of: Mapping[int, str]) -> None:
     """Raise SharedError, with the ranks, unless all ranks compute on devices of one kind, such as cuda."""
     if listed := differences(kind_of):

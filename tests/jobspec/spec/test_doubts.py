@@ -80,13 +80,6 @@ def test_an_empty_preemption_is_doubted(notes_of: NotesOf, tmp_path: Path) -> No
     assert notes_of("slurm") == ["preemption is empty, as if it were not there; preemption: {} takes the defaults"]
 
 
-def test_a_shell_that_takes_a_swept_argument_as_its_own_name_is_doubted(notes_of: NotesOf) -> None:
-    words = ["no_python=true", "sweep={args.lr: [1, 2], args.x: [0]}"]
-    assert notes_of("slurm", "command=[bash, -c, 'a \"$HOME\"', b]", *words) == []
-    (note,) = notes_of("slurm", "command=[bash, -lc, python a.py]", *words)
-    assert note == "sweep: a shell takes the first argument after its text as $0, its own name; sweep env.NAME instead"
-
-
 @pytest.mark.parametrize("key", ["data_root", "run_dir"])
 def test_variable_in_a_path_of_train_is_doubted(key: str, notes_of: NotesOf) -> None:
     notes = notes_of("slurm", "command=", f"train={{{key}: '$SCRATCH/x'}}")

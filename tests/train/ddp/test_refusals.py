@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 
 from tests.ranks import run_ranks
 from tests.train.ddp.cases import IN_MEMORY, plain
@@ -112,12 +111,6 @@ def _converted_later() -> None:
     wrapped(torch.ones(2, 8, dtype=torch.float64))
 
 
-def _optimizer_in_backward() -> None:
-    model = nn.Linear(4, 4)
-    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-    CustomDDP(model)
-
-
 def _made_by_a_function_with_options() -> None:
     # So that the functions of the ranks have different addresses.
     before = [lambda: None for _ in range(1000 * dist.get_rank())]
@@ -134,7 +127,6 @@ USES: list[tuple[Callable[[], object], str, str]] = [
     (_made_by_a_function_with_options, "accepted", ""),
     (_frozen_then_not, "0.weight was frozen when CustomDDP was made, but is now trained", ": wrap the module again"),
     (_converted_later, "0.weight was torch.float32 on cpu when CustomDDP was made and is torch.flo", ""),
-    (_optimizer_in_backward, "weight has an optimizer that steps inside backward", ""),
     (_sparse, "weight has sparse gradients", "use sparse=False"),
 ]
 
