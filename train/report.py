@@ -36,17 +36,11 @@ def main(argv: list[str] | None = None) -> int:
     named = "a folder that was the --run-dir of a run"
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN_DIR", help=named)
     parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="say and draw where two runs differ")
-    parser.add_argument("--log", action="store_true", help="draw losses on a logarithmic axis")
-    parser.add_argument(
-        "--smooth", type=int, metavar="STEPS", help="means of so many steps; 1: none (default: by length)"
-    )
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: %(default)s)")
     options = parser.parse_args(argv)
     folders = list(dict.fromkeys([*options.runs, *(options.diff or [])]))
     if not folders:
         parser.error("name the folder of at least one run")
-    if options.smooth is not None and options.smooth < 1:
-        parser.error("--smooth must be at least 1")
     out: Path = options.out
     try:
         refuse_without("matplotlib", "train.report", "report")
@@ -57,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             words = difference(*pair)
             print(words)
         out.mkdir(parents=True, exist_ok=True)
-        pictures = draw(runs, out, pair, options.log, options.smooth)
+        pictures = draw(runs, out, pair)
         (out / "report.html").write_text(page(runs, pictures, words), encoding="utf-8")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -157,7 +157,6 @@ def holder_of(job: Job, name: SecretName) -> str:
 def beyond_baseline(job: Job) -> list[str]:
     """List what the spec requests beyond the Pod Security Standard baseline, in words."""
     asked = {
-        "host network": job.kubernetes.host_network,
         "folders of the node": any(mount.volume is None for mount in job.mounts),
         "IPC_LOCK for RDMA": job.resources.rdma,
     }

@@ -19,7 +19,6 @@ NODE = "node"
 # Keys of a pod's spec, and of the container of the processes, that a key of the job spec decides.
 _DECIDED = {
     "activeDeadlineSeconds": "time_limit",
-    "hostNetwork": "kubernetes.host_network",
     **dict.fromkeys(["hostname", "setHostnameAsFQDN", "subdomain"], "name"),
     "nodeName": "kubernetes.node_selector",
     "priorityClassName": "kubernetes.priority_class",
@@ -31,7 +30,6 @@ _DECIDED = {
 _DECIDED_IN_NODE = {
     **dict.fromkeys(["args", "command"], "command or train"),
     "image": "image",
-    "imagePullPolicy": "kubernetes.image_pull_policy",
     "ports": "rendezvous.port",
     "workingDir": "workdir",
 }

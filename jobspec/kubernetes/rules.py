@@ -38,8 +38,6 @@ def standard_is_kept(job: Job) -> Iterator[Finding]:
         if mount.volume is None and mount.source is not None:
             message = f"mounts[{number}].source is a folder of the node, {forbidden}"
             yield Finding(("mounts", number, "source"), message, f"add claim: NAME to this mount, or set {hint}")
-    if job.kubernetes.host_network:
-        yield Finding(("kubernetes", "host_network"), f"kubernetes.host_network is true, {forbidden}", hint)
     if job.resources.rdma:
         yield Finding(("resources", "rdma"), f"resources.rdma is true: it needs IPC_LOCK, {forbidden}", hint)
     if job.kubernetes.run_as_user == 0 and standard == "restricted":

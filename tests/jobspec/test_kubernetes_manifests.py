@@ -106,9 +106,6 @@ def test_every_pod_has_what_training_in_a_pod_needs(plan: Plan, manifests: list[
             assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
             assert spec["securityContext"].get("runAsUser") == plan.job.kubernetes.run_as_user  # OpenShift has its own
             assert "emptyDir" in places["/tmp"]
-        if plan.job.kubernetes.host_network:
-            assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
-            assert spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
 
 
 @each_manifest

@@ -86,7 +86,6 @@ _ONLY_WITH: dict[str, dict[str, Any]] = {
     "kubernetes.secret": {"secrets": ["TOKEN_A"]},
     "kubernetes.gpu_types": {"gpu": "h100"},
     "kubernetes.rdma_resource": _RDMA,
-    "kubernetes.host_network": {"kubernetes.security": "privileged"},
 }
 
 

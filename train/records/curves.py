@@ -80,26 +80,17 @@ def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
     return RunRecords(f"{first.name} and {second.name} apart", steps=steps)
 
 
-def draw(
-    runs: Sequence[RunRecords],
-    folder: Path,
-    compared: tuple[RunRecords, RunRecords] | None = None,
-    log: bool = False,
-    smooth: int | None = None,
-) -> list[Path]:
-    """Draw what the runs have, and how the two in `compared` differ; return the files.
-
-    log: log axes for losses.  smooth: points of a running mean; 1 for none, None to choose by their number.
-    """
+def draw(runs: Sequence[RunRecords], folder: Path, compared: tuple[RunRecords, RunRecords] | None = None) -> list[Path]:
+    """Draw what the runs have, and how the two in `compared` differ; return the files."""
     curves = [*CURVES, *_own_metrics(runs)]
-    drawn = [_drawn(curve, runs, folder, log and curve.unit == "loss", smooth) for curve in curves]
+    drawn = [_drawn(curve, runs, folder) for curve in curves]
     if compared is not None:
         apart = Curve("difference.png", "difference of the training losses", "share of the larger loss", "loss")
-        drawn.append(_drawn(apart, [_difference(*compared)], folder, True, smooth))
+        drawn.append(_drawn(apart, [_difference(*compared)], folder, "log"))
     return [file for file in drawn if file is not None]
 
 
-def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, log: bool, smooth: int | None) -> Path | None:
+def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, yscale: str = "linear") -> Path | None:
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
     if not any(curve.points(run, curve.name) for run in runs):
@@ -109,13 +100,12 @@ def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, log: bool, sm
     for number, run in enumerate(runs):
         look = {"color": f"C{number % 10}", "linewidth": 2.5 if number == 0 else 1.5}
         points = curve.points(run, curve.name)
-        width = smooth or (max(2, len(points) // _WINDOWS) if len(points) > _NOISY else 1)
-        if curve.noisy and points and width > 1:
+        if curve.noisy and len(points) > _NOISY:
             axes.plot(*zip(*points, strict=True), color=look["color"], alpha=0.2, linewidth=0.8)
-            points = _running_means(points, width)
+            points = _running_means(points, len(points) // _WINDOWS)
         _line(axes, points, label=run.name, **look)
         _line(axes, curve.points(run, curve.dashed), linestyle="--", **look)
-    axes.set(title=curve.title, xlabel="step", ylabel=curve.unit, yscale="log" if log else "linear")
+    axes.set(title=curve.title, xlabel="step", ylabel=curve.unit, yscale=yscale)
     axes.grid(True, alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(folder / curve.file, dpi=140)

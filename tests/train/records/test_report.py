@@ -137,16 +137,11 @@ def test_folders_without_a_run_are_all_named(tmp_path: Path, capsys: pytest.Capt
 def test_values_that_a_program_recorded_have_curves_and_a_run_without_accuracy_has_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [{"event": "step", "epoch": 1, "step": n, "loss": 2.0 / n, "lr": 0.1, "my loss": 3.0 * n} for n in (1, 2)]
-    epoch = {"event": "epoch", "epoch": 1, "step": 2, "train_loss": 1.5, "bleu": 0.25, "my/loss": 1}
+    steps = [{"event": "step", "epoch": 1, "step": n, "loss": 2.0 / n, "lr": 0.1, "my loss": 3.0 * n} for n in range(1, 202)]
+    epoch = {"event": "epoch", "epoch": 1, "step": 201, "train_loss": 1.5, "bleu": 0.25, "my/loss": 1}
     lines = [json.dumps(record) for record in [{"event": "start"}, *steps, epoch]]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    code, said, _ = _said(capsys, tmp_path, "--log", "--out", tmp_path / "out")
+    code, said, _ = _said(capsys, tmp_path, "--out", tmp_path / "out")
     assert code == 0, said
-    pictures = {file.stem: file.read_bytes() for file in (tmp_path / "out").glob("*.png")}
-    assert pictures.keys() == {"loss", "lr", "my-loss", "my-loss-2", "bleu"}
-    for steps_of_a_mean, changed in ((1, set()), (2, {"loss", "my-loss"})):
-        _said(capsys, tmp_path, "--log", "--smooth", str(steps_of_a_mean), "--out", tmp_path / "out")
-        assert {
-            name for name in pictures if (tmp_path / "out" / f"{name}.png").read_bytes() != pictures[name]
-        } == changed
+    pictures = {file.stem for file in (tmp_path / "out").glob("*.png")}
+    assert pictures == {"loss", "lr", "my-loss", "my-loss-2", "bleu"}
