@@ -145,7 +145,7 @@ def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     """Yield one row for each variable, in the order in which they are first set, with the value that counts."""
     values = explanation.values
-    target, remarks = explanation.target.name, explanation.target.remarks(explanation.plan.job)
+    target = explanation.target.name
     script = "compose file" if target == "compose" else "script" if ".sh." in template(target) else "manifest"
     setters = {"script": script, "person": "you"}
     names = dict.fromkeys(name for name, _ in values)
@@ -157,7 +157,6 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
         }
         *_, last = texts
         words = [f"from {setter}: {text}" for setter, text in texts.items() if text != texts[last]]
-        words += [remarks[name]] if name in remarks else []
         yield [name, ", then ".join(texts), texts[last] + (f"  ({'; '.join(words)})" if words else "")]
 
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+Value = TypeVar("Value")
 
 
 class UserError(Exception):
@@ -34,11 +36,16 @@ def first_line(error: Exception) -> str:
 
 def differences(of_ranks: Mapping[int, object]) -> str | None:
     """Return `2 on rank 0; 3 on rank 1, 2` for the values of ranks; None if all have the same."""
-    ranks_of: dict[object, list[str]] = {}
+    listed = [f"{value} on {ranks}" for value, ranks in ranks_by_value(of_ranks).items()]
+    return "; ".join(listed) if len(listed) > 1 else None
+
+
+def ranks_by_value(of_ranks: Mapping[int, Value]) -> dict[Value, str]:
+    """Return `rank 0, 2` for each of the values, in the order of the ranks."""
+    ranks_of: dict[Value, list[str]] = {}
     for rank, value in of_ranks.items():
         ranks_of.setdefault(value, []).append(str(rank))
-    listed = [f"{value} on rank {', '.join(ranks)}" for value, ranks in ranks_of.items()]
-    return "; ".join(listed) if len(listed) > 1 else None
+    return {value: f"rank {', '.join(ranks)}" for value, ranks in ranks_of.items()}
 
 
 @contextmanager

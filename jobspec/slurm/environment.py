@@ -8,7 +8,6 @@ from jobspec.environment import NODE_0, Variable, variables_of_meeting
 from jobspec.filters import sh
 from jobspec.plan import PORTS, Plan, Rank
 from jobspec.slurm.task import for_runtime, labels
-from jobspec.spec.job import Job
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,6 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         return start
     run_id = "<job ID>" if plan.backend == "c10d" else "none"
     return [*start, *variables_of_meeting(plan, rank, job.rendezvous.name_of(NODE_0), port(plan)[1], run_id)]
-
-
-def remarks(job: Job) -> dict[str, str]:
-    changing = ("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE") if job.nodes.max > 1 else ()
-    return dict.fromkeys(changing, "changes with sbatch --nodes=N")
 
 
 def assigned(plan: Plan) -> list[str]:

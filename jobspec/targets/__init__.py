@@ -32,7 +32,6 @@ class Target:
     environment: every variable that the process at a rank sees, and who sets it, in the order in which they are set.
     rendezvous_timeout_s: how long nodes wait for the last one if the spec does not say.
     sweeps: how all combinations of a sweep run: "array" (one artifact), "objects" (one each), or None: only one runs.
-    remarks: notes on variables whose values do not say enough, by name.
     node_name: the name of a node by its number (a pod, a service); None if only the running job knows it.
     hides_the_node: True if the processes see only those files of their node that the spec mounts.
     near: what the scheduler is asked for where the spec has a topology: options or annotations with their values.
@@ -47,7 +46,6 @@ class Target:
     environment: Callable[[Plan, Rank], list[Variable]]
     rendezvous_timeout_s: int
     sweeps: Literal["array", "objects"] | None = None
-    remarks: Callable[[Job], Mapping[str, str]] = lambda job: {}
     node_name: Callable[[Plan, int], str | None] = lambda plan, node: None
     hides_the_node: Callable[[Job], bool] = lambda job: False
     near: Callable[[Job], Mapping[str, str]] = lambda job: {}

@@ -8,7 +8,7 @@ from jobspec.filters import sh
 from jobspec.plan import IN_CONTAINERS, RENDEZVOUS_TIMEOUT_S, TOPOLOGY, Plan
 from jobspec.runtimes import tasks_per_node
 from jobspec.slurm import rules, task
-from jobspec.slurm.environment import assigned, environment, passed, port, remarks
+from jobspec.slurm.environment import assigned, environment, passed, port
 from jobspec.spec import shell
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
@@ -107,7 +107,6 @@ TARGET = Target(
     near=lambda job: {f"--{name}": value for name, value in task.near(job).items()},
     rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S,
     sweeps="array",
-    remarks=remarks,
     hides_the_node=hides_the_node,
     doubts=doubts,
 )

@@ -59,13 +59,13 @@ RULES = (
 )
 
 _OPERATORS_PORT = 29500
-REMARKS = {"PET_MASTER_PORT": "the operator sets this for all jobs; the flag --master-port wins"}
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
     runtime = plan.job.kubernetes.runtime
     patch = runtime is not None
-    torchrun = ["torchrun", *pod_flags(plan), f"--master-port={plan.port}"]  # REMARKS says why
+    # The flag wins over PET_MASTER_PORT, to which the operator gives one value for all jobs.
+    torchrun = ["torchrun", *pod_flags(plan), f"--master-port={plan.port}"]
     shared = pod.template_values(plan, container="node", torchrun=torchrun, patch=patch)
     # The operator reads Volcano's queue in the JobSet's annotations, to which it passes on none of the TrainJob's own.
     volcano = plan.job.kubernetes.volcano_queue
@@ -104,7 +104,6 @@ TARGET = Target(
     near=pod.near,
     rendezvous_timeout_s=OF_PODS_S,
     sweeps="objects",
-    remarks=lambda job: REMARKS,
     node_name=node_name,
     hides_the_node=lambda job: True,
 )

@@ -142,11 +142,6 @@ def test_table_of_a_large_job_has_a_row_a_node(spec: Path) -> None:
         ("compose", "OMP_NUM_THREADS", "compose file 1"),
         # A later setter replaces an earlier one.
         ("pytorchjob", "RANK ", "operator, then torchrun <RANK above> (from operator: <NODE_RANK above>)"),
-        (
-            "trainjob",
-            "PET_MASTER_PORT",
-            "operator 29500 (the operator sets this for all jobs; the flag --master-port wins)",
-        ),
     ],
 )
 def test_row_of_a_variable_says_who_sets_it_and_what_else(target: str, start: str, rest: str, spec: Path) -> None:
@@ -160,13 +155,6 @@ def test_variables_of_kubernetes_pod_are_shown(spec: Path) -> None:
     env = f"kubernetes.pod={{containers: [{{name: node, env: [{{name: HOME, value: /root}}, {field}]}}]}}"
     seen = seen_by(explained("jobset", spec, env)[0], 0)
     assert (seen["HOME"], seen["NODE_NAME"]) == ("/root", "<spec.nodeName of the pod>")
-
-
-def test_the_variables_that_sbatch_nodes_changes_say_so(spec: Path) -> None:
-    (three, table), (four, _) = (explained("slurm", spec, f"nodes={nodes}") for nodes in (3, 4))
-    changing = {name for name, value in seen_by(three, 0).items() if seen_by(four, 0)[name] != value}
-    assert {line.split()[0] for line in table.splitlines() if "(changes with sbatch --nodes=N)" in line} == changing
-    assert "--nodes=N" not in explained("slurm", spec, "nodes=1")[1]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from train.collectives.broadcast import of_all_ranks
-from train.errors import SharedError, UserError
+from train.errors import SharedError, UserError, ranks_by_value
 from train.world.environment import World
 from train.world.signals import EXIT_STOPPED, StopSignal
 from train.world.threads import in_thread
@@ -36,14 +36,9 @@ def mistakes_shared_by_all_ranks() -> Iterator[None]:
     except UserError as error:
         mistake = str(error)
     mistakes = of_all_ranks(mistake)
-    ranks_of: dict[str, list[int]] = {}
-    for rank, text in enumerate(mistakes):
-        if text is not None:
-            ranks_of.setdefault(text, []).append(rank)
-    if ranks_of:
-        everywhere = len(ranks_of) == 1 and all(mistakes)
-        named = {text: f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()}
-        raise SharedError("\n".join(named if everywhere else named.values()))
+    if ranks := ranks_by_value({rank: text for rank, text in enumerate(mistakes) if text is not None}):
+        everywhere = len(ranks) == 1 and all(mistakes)
+        raise SharedError("\n".join(ranks if everywhere else [f"{who}: {text}" for text, who in ranks.items()]))
 
 
 def while_others_wait(world: World, work: Callable[[], Result], what: str = "reading files") -> Result:

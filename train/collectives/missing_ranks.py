@@ -12,7 +12,7 @@ from functools import partial
 import torch.distributed as dist
 
 from train.collectives.call_site import call_site
-from train.errors import SharedError, UserError, first_line
+from train.errors import SharedError, UserError, first_line, ranks_by_value
 from train.world.threads import in_thread
 
 # A rank that gave up waits this long for the reports of the others, and looks for them this often.
@@ -96,10 +96,7 @@ def _who_is_missing(place: str, others: list[int]) -> list[str]:
 
 
 def _by_rank(reports: dict[int, str]) -> list[str]:
-    ranks_of: dict[str, list[str]] = {}
-    for rank, text in reports.items():
-        ranks_of.setdefault(text, []).append(str(rank))
-    return [f"rank {', '.join(ranks)} {text}" for text, ranks in ranks_of.items()]
+    return [f"{ranks} {text}" for text, ranks in ranks_by_value(reports).items()]
 
 
 def report_failure(error: Exception) -> None:

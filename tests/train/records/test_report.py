@@ -137,7 +137,9 @@ def test_folders_without_a_run_are_all_named(tmp_path: Path, capsys: pytest.Capt
 def test_values_that_a_program_recorded_have_curves_and_a_run_without_accuracy_has_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [{"event": "step", "epoch": 1, "step": n, "loss": 2.0 / n, "lr": 0.1, "my loss": 3.0 * n} for n in range(1, 202)]
+    steps = [
+        {"event": "step", "epoch": 1, "step": n, "loss": 2.0 / n, "lr": 0.1, "my loss": 3.0 * n} for n in range(1, 202)
+    ]
     epoch = {"event": "epoch", "epoch": 1, "step": 201, "train_loss": 1.5, "bleu": 0.25, "my/loss": 1}
     lines = [json.dumps(record) for record in [{"event": "start"}, *steps, epoch]]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
