@@ -15,8 +15,6 @@ from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
 from jobspec.spec.rules import image_runs
 
-_AS_SHOWN = "write the name that `kubectl describe node` shows, such as"
-
 # Labels that the operators, Kueue and this program set; with another value, they would not find the pod.
 _RESERVED_LABELS = (
     *("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "kueue.x-k8s.io/", "scheduling.x-k8s.io/"),
@@ -61,24 +59,12 @@ def pods_get_their_gpus(job: Job) -> Iterator[Finding]:
         yield Finding(("kubernetes", "gpu_claim"), message, "leave one of them out", on_key=True)
 
 
-def devices_have_full_names(job: Job) -> Iterator[Finding]:
-    keys = ["gpu_resource"] if job.device == "cuda" else []
+def devices_are_asked_for_once(job: Job) -> Iterator[Finding]:
     if job.resources.rdma and job.kubernetes.rdma_resource is None:
         message = "resources.rdma is true, but kubernetes.rdma_resource does not name the device"
-        yield Finding(("resources", "rdma"), message, f"{_AS_SHOWN} rdma/hca_shared_devices_a")
-    elif job.resources.rdma:
-        keys.append("rdma_resource")
-    for key in keys:
-        name = getattr(job.kubernetes, key)
-        if not _is_device(name):
-            hint = f"{_AS_SHOWN} nvidia.com/gpu"
-            yield Finding(("kubernetes", key), f"kubernetes.{key}: {name} is not the full name of a device", hint)
-
-
-def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
-    own = {"cpu": "resources.cpus", "memory": "resources.memory"}
-    if job.device == "cuda":
-        own[job.kubernetes.gpu_resource] = "gpus_per_node (or procs_per_node)"
+        hint = "write the name that `kubectl describe node` shows, such as rdma/hca_shared_devices_a"
+        yield Finding(("resources", "rdma"), message, hint)
+    own = {job.kubernetes.gpu_resource: "gpus_per_node (or procs_per_node)"} if job.device == "cuda" else {}
     if job.resources.rdma and job.kubernetes.rdma_resource:
         own[job.kubernetes.rdma_resource] = "resources.rdma"
     for name, amount in job.resources.devices.items():
@@ -86,9 +72,6 @@ def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
         pages = name.startswith("hugepages-")
         if name in own:
             yield Finding(path, f"resources.devices: {own[name]} already asks for {name}", "leave it out", on_key=True)
-        elif not pages and name != DISK and not _is_device(name):
-            message = f"resources.devices: {name} is not the full name of a device"
-            yield Finding(path, message, f"{_AS_SHOWN} vpc.amazonaws.com/efa", on_key=True)
         elif (pages or name == DISK) and isinstance(amount, int):
             yield Finding(path, f"resources.devices.{name} must be a size", f"{name}: 20GiB")
         elif not (pages or name == DISK) and isinstance(amount, str):
@@ -96,12 +79,6 @@ def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
         elif pages and job.resources.cpus is None and job.resources.memory is None:
             message = f"resources.devices: {name} needs resources.cpus or resources.memory, too"
             yield Finding(path, message, "for example memory: 200GiB", on_key=True)
-
-
-def _is_device(name: str) -> bool:
-    """Return True if a resource's name is from a device plugin, not from Kubernetes itself."""
-    domain, slash, _ = name.partition("/")
-    return bool(slash) and not f".{domain}".endswith(".kubernetes.io")
 
 
 def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
@@ -172,8 +149,7 @@ POD = (
     image_is_given,
     standard_is_kept,
     pods_get_their_gpus,
-    devices_have_full_names,
-    further_resources_are_known_to_a_cluster,
+    devices_are_asked_for_once,
     queues_have_their_scheduler,
     topology_needs_kueue,
     shared_memory_is_part_of_the_memory,

@@ -104,7 +104,7 @@ class Resources(Section):
     memory: Size | None = optional("memory of a node, such as 200GiB")
     shm: Size | None = optional("size of /dev/shm, for DataLoader workers and NCCL; some containers have only 64 MiB")
     rdma: bool = optional("RDMA devices, and the right to lock memory for them", False)
-    devices: dict[fields.LabelKey, Amount] = optional(
+    devices: dict[fields.Resource, Amount] = optional(
         "further resources of a node as Kubernetes names them, such as {vpc.amazonaws.com/efa: 32}", {}
     )
 

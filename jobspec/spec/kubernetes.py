@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from jobspec.spec.fields import DnsLabel, DnsName, Duration, GpuType, LabelKey, LabelValue, Lines, RuntimeName
+from jobspec.spec.fields import Device, DnsLabel, DnsName, Duration, GpuType, LabelKey, LabelValue, Lines, RuntimeName
 from jobspec.spec.value import Section, optional
 
 
@@ -38,9 +38,9 @@ class Kubernetes(Section):
     gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = optional(
         "labels of the nodes with each type of GPU, such as {h100: {nvidia.com/gpu.product: NVIDIA-H100}}", {}
     )
-    gpu_resource: LabelKey = optional("resource name of GPUs, such as amd.com/gpu", "nvidia.com/gpu")
+    gpu_resource: Device = optional("resource name of GPUs, such as amd.com/gpu", "nvidia.com/gpu")
     gpu_claim: DnsName | None = optional("ResourceClaimTemplate, such as gpus, that gives each pod its GPUs (DRA)")
-    rdma_resource: LabelKey | None = optional("resource name of RDMA devices, such as rdma/hca_shared_devices_a")
+    rdma_resource: Device | None = optional("resource name of RDMA devices, such as rdma/hca_shared_devices_a")
     network_policy: bool = optional("a NetworkPolicy lets only pods of the job connect to its pods", True)
     node_selector: dict[LabelKey, LabelValue] = optional("labels that the nodes must have", {})
     tolerations: list[Toleration] = optional("taints that the pods tolerate", [])
