@@ -50,7 +50,7 @@ def test_each_process_sees_what_explain_says_of_this_allocation(launch: str, clu
     slurm = targets.load("slurm")
     plan = load(slurm, str(cluster.folder / "job.yaml"), LAUNCHES[launch])
     text = as_json(explain(plan, slurm))
-    assert hosts == ["n2", "n10"][: plan.job.nodes.max]
+    assert launch == "one node" or hosts == ["n2", "n10"]
     numbered = sorted(hosts) if launch == "c10d" else hosts
     named = {NODE_0: hosts[0], NODE_OF_RANK_0: numbered[0]}
     named |= {process["node"]: numbered[process["node_rank"]] for process in json.loads(text)["ranks"]}
