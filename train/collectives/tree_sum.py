@@ -65,11 +65,16 @@ def subtrees(numbers: range) -> tuple[list[tuple[int, int]], int]:
 
 
 class Memory(Protocol):
-    """Memory that the ranks of one host share: train.cpu.shared_memory.SharedMemory."""
+    """Memory that the ranks of one host share; each allocates the same tensors in the same order.
+
+    train.cpu.shared_memory.SharedMemory.
+    """
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor: ...
 
     def renew(self, flat: Tensor) -> Tensor: ...
+
+    def average(self, flat: Tensor) -> Any: ...
 
     def replace(self, flats: Sequence[Tensor], combine: Callable[[Block], Tensor]) -> Any: ...
 

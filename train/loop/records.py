@@ -18,7 +18,7 @@ from train.loop.losses import Means, PendingLosses
 from train.loop.position import Position
 from train.loop.step import StepResult
 from train.records.metrics import MetricsFile, start_record
-from train.records.observer import Best, EpochRecord, Observer, RunEnd, StepRecord, own_names
+from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord, own_names
 from train.records.profile import Profile
 from train.records.progress import Progress
 from train.records.tensorboard import TensorBoard
@@ -92,7 +92,6 @@ class Records:
         self._where = placement.where_ranks_are(world, device)
         self._log_every = config.log_every
         self.means, self.pending = Means(), PendingLosses()
-        self.best: Best | None = None
         self.values: dict[str, Any] = {}
         self.epoch_began: float | None = None
         self.trains = False
@@ -180,9 +179,6 @@ class Records:
             train_seconds=round(max(self._trained_at - began, 0.0), 3),
             values={name: float(value) for name, value in self.values.items()},
         )
-        accuracy = record.values.get("val_accuracy", math.nan)
-        if not math.isnan(accuracy) and (self.best is None or accuracy > self.best.accuracy):
-            self.best = Best(record.epoch, accuracy)
         for observer in self.observers:
             observer.epoch_ended(record)
 
@@ -196,13 +192,12 @@ class Records:
     def run_ended(self, position: Position, saved: bool, weights: str | None) -> None:
         """weights: the hash of the last ones; None if a signal has stopped the run."""
         self.epoch_began = None
-        end = RunEnd(position.epoch, position.steps, saved, weights, self.best)
+        end = RunEnd(position.epoch, position.steps, saved, weights)
         for observer in self.observers:
             observer.run_ended(end)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch_means": vars(self.means), "best": self.best and vars(self.best)}
+        return {"epoch_means": vars(self.means)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.means = Means(**state["epoch_means"])
-        self.best = state["best"] and Best(**state["best"])

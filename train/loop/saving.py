@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _IDLE_S = 5.0
 _PIECE_BYTES = 256 * 2**20  # of one message, because a timeout limits each message
 
-OWN_KEYS = {"scaler", "micro_batches", "computes_on", "sampler", "step", "evaluated_step", "epoch_means", "best"}
+OWN_KEYS = {"scaler", "micro_batches", "computes_on", "sampler", "step", "evaluated_step", "epoch_means"}
 """Names in a checkpoint that are the run's own."""
 OWN_KEYS |= {"config", "shards"}
 

@@ -58,27 +58,17 @@ def own_names(record: type[StepRecord] | type[EpochRecord]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Best:
-    """The evaluation with the highest accuracy of a run, over all its starts."""
-
-    epoch: int
-    accuracy: float
-
-
-@dataclass(frozen=True)
 class RunEnd:
     """The point at which a run has ended.
 
     saved: the run has --checkpoint-dir, so a checkpoint of this step is written.
     weights_sha256: hash of the final weights; None if a signal stopped the run before its end.
-    best: None if the run has not ended an epoch.
     """
 
     epoch: int
     step: int
     saved: bool
     weights_sha256: str | None
-    best: Best | None = None
 
 
 class Observer:

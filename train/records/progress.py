@@ -84,9 +84,8 @@ class Progress(Observer):
                 + (f"saved, {again} continues there" if end.saved else f"nothing is saved without {folder}")
             )
             return
-        best = f"; best accuracy {end.best.accuracy:.2%} in epoch {end.best.epoch}" if end.best else ""
         places = f"; {self._places}" if self._places else ""
-        say(f"done after {in_hours(time.monotonic() - self._started)}{best}{places}")
+        say(f"done after {in_hours(time.monotonic() - self._started)}{places}")
 
     def _close(self) -> None:
         if self._bar is not None:

@@ -1,24 +1,14 @@
 """The mean in the gradients' own type, by the backend of the group."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # early: docs/troubleshooting.md, SIGABRT
 from torch import Tensor
 
+from train.collectives.tree_sum import Memory
 from train.sync import Payload, Sync, Waitable
-
-
-class Memory(Protocol):
-    """Memory of a CPU that all ranks of a group share; each allocates the same tensors in the same order."""
-
-    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor: ...
-
-    def renew(self, flat: Tensor) -> Tensor: ...
-
-    def average(self, flat: Tensor) -> Waitable: ...
 
 
 class AllReduce(Sync):
@@ -54,7 +44,8 @@ class AllReduce(Sync):
 
     def reduce(self, payload: Payload) -> Waitable:
         if payload.flat.device.type == "cpu" and self._shared is not None:
-            return self._shared.average(payload.flat)
+            pending: Waitable = self._shared.average(payload.flat)
+            return pending
         return all_reduce_mean(payload.flat, self.group)
 
 

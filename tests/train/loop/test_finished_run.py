@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli import records
 from tests.ranks import make_trainer, run_ranks, train_on_ranks
-from train.records.observer import Best, Observer
+from train.records.observer import Observer
 from train.world.environment import World
 
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=500"]
@@ -50,18 +50,17 @@ class _Incidents(Observer):
         self.texts.append(text)
 
 
-def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str], Best | None]:
-    """Return the evaluated step, the incidents and the best epoch of a run that is resumed after its last step."""
+def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str]]:
+    """Return the evaluated step and the incidents of a run that is resumed after its last step."""
     stopped, resumed = (make_trainer(world, *_FLAGS, "--max-steps=3") for _ in range(2))
     stopped.run.records.begin_epoch()
     stopped.train_epoch()
-    stopped.run.records.best = Best(epoch=1, accuracy=1.0)
     resumed.run.saving.load_state_dict(stopped.run.saving.state_dict())
     incidents = _Incidents()
     resumed.run.records.observers = [incidents]
     resumed.fit()
-    return resumed.run.position.recorded_step, incidents.texts, resumed.run.records.best
+    return resumed.run.position.recorded_step, incidents.texts
 
 
-def test_run_that_was_stopped_before_its_last_evaluation_had_not_ended_and_keeps_its_best_epoch() -> None:
-    assert run_ranks(1, _resume_before_the_last_evaluation) == [(3, [], Best(epoch=1, accuracy=1.0))]
+def test_run_that_was_stopped_before_its_last_evaluation_had_not_ended() -> None:
+    assert run_ranks(1, _resume_before_the_last_evaluation) == [(3, [])]

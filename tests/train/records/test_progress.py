@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from train.records.observer import Best, EpochRecord, RunEnd, StepRecord
+from train.records.observer import EpochRecord, RunEnd, StepRecord
 from train.records.progress import Progress
 
 _START: dict[str, Any] = {
@@ -85,10 +85,10 @@ def test_the_end_of_an_epoch_a_stop_and_the_end_of_the_run_are_said(capsys: pyte
     progress.epoch_ended(EpochRecord(1, 40, 0.5, values, 380, 395, 12.34, 10.0))
     progress.run_ended(RunEnd(2, 50, saved=True, weights_sha256=None))
     progress.run_ended(RunEnd(2, 50, saved=False, weights_sha256=None))
-    progress.run_ended(RunEnd(3, 120, saved=True, weights_sha256="ab", best=Best(1, 0.875)))
+    progress.run_ended(RunEnd(3, 120, saved=True, weights_sha256="ab"))
     assert _lines(capsys) == [
         "epoch 1/3  train loss 0.5000 of 380/395 samples  validation loss 0.2500  accuracy 87.50%  12.3 s",
         'stopped by a signal at epoch 2, step 50; saved, resume="auto" continues there',
         "stopped by a signal at epoch 2, step 50; nothing is saved without checkpoint_dir",
-        "done after 0:00:00; best accuracy 87.50% in epoch 1; records in runs/a",
+        "done after 0:00:00; records in runs/a",
     ]
