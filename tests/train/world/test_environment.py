@@ -72,7 +72,7 @@ def test_world_is_read_from_the_environment_of(environ: dict[str, str], world: W
 
 
 def test_pytorchjob_pod_without_torchrun_is_told_to_use_it() -> None:
-    with pytest.raises(UserError, match=r"must not be set without LOCAL_RANK: .* torchrun"):
+    with pytest.raises(UserError, match=r"must not be set without LOCAL_RANK: .*torchrun"):
         World.detect(PYTORCHJOB)
 
 
