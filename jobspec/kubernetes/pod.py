@@ -179,7 +179,7 @@ def _notes(job: Job) -> Iterator[str]:
     if beyond_baseline(job):
         yield f"Not allowed by the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
         yield "The namespace must not enforce this standard."
-    if job.kubernetes.host_network:
+    if job.kubernetes.pod.get("hostNetwork"):
         yield "No NetworkPolicy holds on the host's network: a firewall must keep others from the job's ports."
     for secret in sorted({holder_of(job, name) for name in job.secrets}):
         keys = [name.key for name in job.secrets if holder_of(job, name) == secret]

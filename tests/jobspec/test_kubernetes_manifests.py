@@ -115,9 +115,12 @@ def test_only_pods_of_the_job_may_connect_to_its_pods(plan: Plan, manifests: lis
     labels = [label for policy in policies for label in policy["podSelector"]["matchLabels"].items()]
     assert all(name.endswith(("/job-name", "/jobset-name")) for name, _ in labels)
     jobs = [one["metadata"]["name"] for one in manifests if one["kind"] in {"Job", "JobSet", "PyTorchJob", "TrainJob"}]
-    # No policy holds on the network of a node.
-    held = plan.job.kubernetes.network_policy and not plan.job.kubernetes.host_network
-    assert [value for _, value in labels] == (jobs if held else [])
+    assert [value for _, value in labels] == (jobs if plan.job.kubernetes.network_policy else [])
+
+
+def test_no_policy_is_written_for_the_network_of_a_node_where_none_holds() -> None:
+    kinds = [one["kind"] for one in manifests_of("jobset", "least", "kubernetes.pod={hostNetwork: true}")]
+    assert kinds == ["JobSet"]
 
 
 @each_manifest
