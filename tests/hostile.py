@@ -113,6 +113,7 @@ def _specs(draw: st.DrawFn) -> Spec:
             "namespace": draw(_dns).replace(".", "-"),
             **{key: draw(_dns) for key in ("queue", "priority_class", "scheduler", "service_account", "secret")},
             "image_pull_secrets": [draw(_dns)],
+            "image_pull_policy": "Always",
             "gpu_resource": draw(st.sampled_from(["nvidia.com/gpu", "1.e/no", "a/null"])),
             "rdma_resource": draw(st.sampled_from(["rdma/hca", "0.x/1e3"])),
             "node_selector": {draw(_key): draw(_label)},

@@ -30,6 +30,7 @@ _DECIDED = {
 _DECIDED_IN_NODE = {
     **dict.fromkeys(["args", "command"], "command or train"),
     "image": "image",
+    "imagePullPolicy": "kubernetes.image_pull_policy",
     "ports": "rendezvous.port",
     "workingDir": "workdir",
 }

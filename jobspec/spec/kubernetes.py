@@ -28,6 +28,7 @@ class Kubernetes(Section):
     scheduler: DnsName | None = optional("schedulerName of the pods: a gang scheduler, such as volcano")
     service_account: DnsName | None = optional("ServiceAccount of the pods")
     image_pull_secrets: list[DnsName] = optional("Secrets with registry passwords", [])
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = optional("when the image is pulled")
     secret: DnsName | None = optional("Secret that holds the keys named in `secrets`; default: the job's name")
     security: Literal["restricted", "baseline", "privileged"] = optional("Pod Security Standard of pods", "restricted")
     run_as_user: int | None = optional("user ID; default: the image's, or what OpenShift chooses", ge=0, lt=2**31)

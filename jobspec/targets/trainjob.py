@@ -33,7 +33,7 @@ NOT_USED = {
 node_name = jobset.node_name
 
 # Keys that a TrainJob cannot change in a runtime of the cluster.
-_OF_PODS = keys("gpu_claim pod priority_class scheduler", "kubernetes")
+_OF_PODS = keys("gpu_claim image_pull_policy pod priority_class scheduler", "kubernetes")
 _OF_RUNTIMES = _OF_PODS | keys("max_restarts preemption")
 
 

@@ -14,6 +14,7 @@ SETTINGS = (
     "preemption=null",
     "kubernetes.priority_class=null",
     "kubernetes.scheduler=null",
+    "kubernetes.image_pull_policy=null",
 )
 RUNTIMES = {"restartPolicy", "enableServiceLinks", "automountServiceAccountToken"}
 
