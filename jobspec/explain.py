@@ -117,6 +117,7 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     waits = nodes.max > 1 and (not without_agent or train_timeout(plan))
     meet = f" within {plan.rendezvous_timeout_s} s" if waits else ""
     processes = f"{count} x {plan.job.procs_per_node} processes"
+    processes += f", spares: {plan.job.spares}" if plan.job.spares else ""
     yield f"{plan.job.name} on {target}: {processes}, {plan.backend} rendezvous{meet}"
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."

@@ -40,6 +40,7 @@ with open(f"{here}/environment-of-srun", "w") as record:
 split = next(i for i, word in enumerate(words) if not word.startswith("--"))
 flags = dict(word[2:].partition("=")[::2] for word in words[:split])
 nodes = open(f"{here}/nodes").read().split()
+nodes = flags["nodelist"].split(",") if "nodelist" in flags else nodes
 nodes = nodes[: int(flags.get("nodes", len(nodes)))]
 per_node = int(flags["ntasks-per-node"])
 count = per_node * len(nodes)

@@ -14,7 +14,8 @@ from jobspec.spec.keys import given
 from jobspec.spec.rules import Rule, names_in_env
 
 # Variables that the script itself sets.
-VARIABLES_OF_SCRIPT = {"code", "ended", "gpus", "job", "name", "scratch", "step"}
+_OF_SPARES = {"answers", "check", "checking", "good", "hosts", "limit", "line", "measured", "program", "wanted"}
+VARIABLES_OF_SCRIPT = {"code", "ended", "gpus", "job", "name", "scratch", "step", *_OF_SPARES}
 
 _HIDES_GPUS = "this option may hide GPUs from the processes"
 
@@ -139,6 +140,16 @@ def topology_is_of_slurm(job: Job) -> Iterator[Finding]:
         yield Finding(("topology", "required"), message, "leave one of them out", on_key=True)
 
 
+def spares_are_possible(job: Job) -> Iterator[Finding]:
+    problem = (
+        "nodes is a range, which needs none" if job.nodes.elastic else "the job has one node" * (job.nodes.max == 1)
+    )
+    if job.segment < job.nodes.max:
+        problem = "a node that is left out would break a segment of the topology"
+    if job.spares and problem:
+        yield Finding(("spares",), f"spares is given, but {problem}", "leave spares out", on_key=True)
+
+
 def grace_fits(job: Job) -> Iterator[Finding]:
     if job.preemption and job.time_limit is not None and job.preemption.grace >= job.time_limit:
         message = f"preemption.grace ({job.preemption.grace} s) must be below time_limit ({job.time_limit} s)"
@@ -202,6 +213,7 @@ RULES: tuple[Rule, ...] = (
     each_task_has_a_cpu,
     tasks_of_an_array_keep_apart,
     topology_is_of_slurm,
+    spares_are_possible,
     grace_fits,
     variables_are_not_those_of_slurm_or_the_script,
     options_do_not_contradict_keys,

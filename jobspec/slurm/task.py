@@ -22,7 +22,7 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
     log = f"{job.name}-%A_%a.log" if array else f"{job.name}-%j.log"
     given = {
         "job-name": job.name,
-        "nodes": f"{job.nodes.min}-{job.nodes.max}" if job.nodes.elastic else job.nodes.max,
+        "nodes": f"{job.nodes.min}-{job.nodes.max}" if job.nodes.elastic else job.nodes.max + job.spares,
         # Of a range, Slurm would give no more nodes than there are tasks on the fewest.
         "ntasks-per-node": None if job.nodes.elastic else tasks_per_node(job),
         "cpus-per-task": _cpus_per_task(job),
@@ -46,7 +46,8 @@ def near(job: Job) -> dict[str, str]:
     """Return the options of sbatch for nodes that are near one another."""
     if job.topology is None:
         return {}
-    return {"segment": str(job.segment)} if job.topology.required else {"switches": "1"}
+    segment = job.segment if job.segment < job.nodes.max else job.nodes.max + job.spares
+    return {"segment": str(segment)} if job.topology.required else {"switches": "1"}
 
 
 def srun_flags(plan: Plan) -> list[str]:
@@ -68,6 +69,13 @@ def srun_flags(plan: Plan) -> list[str]:
         if name != "label" or job.slurm.launcher == "srun":  # torchrun marks the lines of its ranks itself
             flags.append(f"--{name}" if value is True else f"--{name}={value}")
     return flags
+
+
+def check_flags(plan: Plan) -> list[str]:
+    """Return flags of the srun that measures each node, with all CPUs that the job has there."""
+    cpus = plan.job.resources.cpus
+    given = [f"--cpus-per-task={cpus}"] if cpus else []
+    return ["--ntasks-per-node=1", *given, "--kill-on-bad-exit=0", "--wait=0"]
 
 
 def survives_lost_nodes(job: Job) -> bool:

@@ -154,6 +154,7 @@ class Job(Section):
 
     name: fields.JobName = Field(description="name of the job")
     nodes: Nodes = Field(description="number of nodes, or {min: 1, max: 4} for an elastic job")
+    spares: int = optional("nodes beyond `nodes`, such as 1: all are measured, and bad ones left out", 0, ge=0, le=1024)
     procs_per_node: int = Field(
         ge=1,
         le=MAX_PROCS_PER_NODE,

@@ -176,7 +176,7 @@ def lines_leave_the_ranks_to_the_launcher(job: Job) -> Iterator[Finding]:
     """Yield exports that come too late, or that the launcher replaces.  The batch script obeys those of _MASTER."""
     for key, names, lines in (
         ("setup", SET_BY_LAUNCHER, job.setup),
-        ("slurm.prologue", SET_BY_LAUNCHER - _MASTER, job.slurm.prologue),
+        ("slurm.prologue", SET_BY_LAUNCHER - (_MASTER if not job.spares else frozenset()), job.slurm.prologue),
     ):
         for number, line in enumerate(lines):
             unquoted = re.sub(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))#.*""", "", line)

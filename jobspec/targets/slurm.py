@@ -14,7 +14,9 @@ from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
 from jobspec.targets import Target
 
-USES = IN_CONTAINERS | TOPOLOGY | keys("gpu time_limit preemption.max_requeues rendezvous.host") | all_of("slurm")
+USES = (
+    IN_CONTAINERS | TOPOLOGY | keys("spares gpu time_limit preemption.max_requeues rendezvous.host") | all_of("slurm")
+)
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 RULES = (*rules.RULES, runtimes.problems)
 
@@ -53,6 +55,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "task_lines": runtime.before(plan, names),
         "container": [runtime.command(plan, names), _in_container(plan)] if runtime.starts else [],
         "launcher": task.launcher(plan),
+        "check_start": ["srun", "--overlap", *task.check_flags(plan), *runtime.srun_flags(plan, names)],
         "srun_flags": [*task.srun_flags(plan), *runtime.srun_flags(plan, names)],
         # Before Slurm ends the job.
         "kill_after_s": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,

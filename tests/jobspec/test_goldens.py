@@ -48,6 +48,7 @@ REFUSED = {
 APART = {
     "nodes.min": "most targets cannot run a range",
     "nodes.max": "it goes with nodes.min",
+    "spares": "only Slurm takes it",
     "command": "a job has either command or train",
     "no_python": "it goes with command",
     "files": "they are below the folder in which render-job is called",

@@ -24,6 +24,7 @@ _SPEC = yaml.safe_load((Path(__file__).parents[1] / "specs" / "ok" / "every-key.
 _OTHERWISE: dict[str, Any] = {
     "nodes.min": 1,
     "nodes.max": 3,
+    "spares": 1,
     "device": "cpu",
     "gpus_per_node": 8,
     "command": ["other.py"],

@@ -1,0 +1,70 @@
+"""With spares, nodes that fail or are slow are left out and named, and the good ones run the job in their order."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.shell import passes_bash_and_shellcheck
+from tests.slurm import TWO_NODES, Cluster, directives, rendered
+
+_SPEC = TWO_NODES.replace("nodes: 2", "nodes: 3\nspares: 2")
+_NODES = ("n1", "n2", "n3", "n4", "n5")
+_SAYS = "{} product 100.5 GFLOP/s\n{} copy 9.75 GB/s\n{} link 900 MB/s\n"
+_AGAIN = "to have other nodes next time: sbatch --exclude="
+CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
+    "all are good": ({}, ["n1", "n2", "n3"], []),
+    "the first one fails": (
+        {"n1": "n1 FAILED OSError [Errno 28] No space left on device\n"},
+        ["n2", "n3", "n4"],
+        ["n1 is left out: OSError [Errno 28] No space left on device", f"{_AGAIN}n1"],
+    ),
+    "one is slow, one is silent": (
+        {"n2": _SAYS.replace("100.5", "49"), "n4": ""},
+        ["n1", "n3", "n5"],
+        [
+            "n2 is left out: product 49 GFLOP/s, less than half of the median 100.5;",
+            "n4 is left out: no answer",
+            f"{_AGAIN}n2,n4",
+        ],
+    ),
+    "none can measure itself": (
+        dict.fromkeys(_NODES, "Loading a link to n1\n"),
+        [],
+        ["not started: no node has measured itself; the errors above say why"],
+    ),
+    "too few are good": (
+        {"n1": "", "n3": _SAYS.replace("900", "9"), "n5": "n5 FAILED RuntimeError 1 of 2 GPUs\n"},
+        [],
+        [
+            "n1 is left out: no answer",
+            "n3 is left out: link 9 MB/s, less than half of the median 900;",
+            "n5 is left out: RuntimeError 1 of 2 GPUs",
+            f"{_AGAIN}n1,n3,n5",
+            "not started: 2 good nodes, not 3",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("case", CASES)
+def test_only_good_nodes_run_the_job(case: str, launcher: str, own_cluster: Cluster, tmp_path: Path) -> None:
+    said, chosen, messages = CASES[case]
+    own_cluster.nodes = _NODES
+    for node in _NODES:
+        (tmp_path / node).write_text(said.get(node, _SAYS).replace("{}", node))
+    measures = f'#!/bin/bash\n[[ $1 != -c ]] || exec cat "{tmp_path}/$3"\n'
+    own_cluster.install_recorder("program")
+    own_cluster.install("python3", measures + 'exec program "$@"\n')
+    own_cluster.install("torchrun", '#!/bin/bash\nexec program "$@"\n')
+    text = rendered(own_cluster, _SPEC, f"slurm.launcher={launcher}")
+    assert directives(text)["nodes"] == "5"
+    if not said:
+        (tmp_path / "job.sh").write_text(text)
+        passes_bash_and_shellcheck(tmp_path / "job.sh")
+    status, out = own_cluster.run(text, SLURM_JOB_NUM_NODES="5")
+    assert (status == 0) == bool(chosen), out
+    assert out.splitlines() == messages
+    calls = sorted(own_cluster.calls().items())
+    assert list(dict.fromkeys(call.env["SLURMD_NODENAME"] for _, call in calls)) == chosen
+    assert {call.env["MASTER_ADDR"] for _, call in calls} == {*chosen[:1]}
