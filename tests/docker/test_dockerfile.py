@@ -52,8 +52,9 @@ def test_image_has_what_train_imports_and_nothing_else() -> None:
     assert foreign == {_IMPORTED_AS.get(name, name) for name in installed}
 
 
-def test_version_in_the_label_is_that_of_the_code() -> None:
+def test_version_in_the_label_and_in_the_citation_is_that_of_the_code() -> None:
     assert re.findall(r"^ARG VERSION=(.*)$", DOCKERFILE, re.M) == [train.__version__]
+    assert re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M) == [train.__version__]
 
 
 def test_base_is_pinned_and_can_be_chosen() -> None:
