@@ -32,10 +32,10 @@ job_task() {  # on each node: torchrun starts its 2 processes
     --checkpoint-dir=/checkpoints \
     --checkpoint-every=50 \
     --resume=auto && exit || code=$?
-  # With the first node this script is lost, too, and nothing else would end the job.
+  # With the first node this script and the log are lost, too, and nothing else would end the job.
   sleep 30  # a node that shuts down refuses connections at first
   answer=$(LC_ALL=C; { : <"/dev/tcp/$MASTER_ADDR/$MASTER_PORT"; } 2>&1) || [[ $answer == *refused* ]] ||
-    { echo "$MASTER_ADDR, the first node, is lost: cancelling the job" >&2; scancel "$SLURM_JOB_ID"; }
+    scancel "$SLURM_JOB_ID"
   exit "$code"
 }
 export -f job_task
