@@ -182,16 +182,16 @@ def hosts(cluster: Cluster, namespace: str) -> list[str]:
 def test_a_jobset_without_kueue_has_all_its_pods_in_the_block_of_its_first(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    """The first pod takes any node."""
     cluster.needs_controllers("jobset")
-    for block in "ab":
-        node(cluster, f"{namespace}-{block}", {BLOCK: f"block-{block}"}, 3)
-    keys = {"nodes": 3, "topology": {"required": BLOCK}}
-    cluster.apply(rendered("jobset", job(cluster.image, command=["jobs/scripts/own.py"], **keys), namespace, tmp_path))
+    player = cluster.player()
+    node(cluster, f"{namespace}-a", {BLOCK: "block-a"}, 3)
+    player.nodes.places[f"{namespace}/job-node-0-0-"] = f"{namespace}-a"
+    keys: dict[str, Any] = {"nodes": 3, "topology": {"required": BLOCK}}
+    spec = job(cluster.image, command=["jobs/scripts/own.py"]) | keys
+    cluster.apply(rendered("jobset", spec, namespace, tmp_path))
     has_pods(3, cluster, namespace)
-    first, *others = sorted(cluster.pods(namespace), key=lambda pod: pod["metadata"]["labels"][INDEX])
-    block = json.loads(cluster.kubectl("get", "node", first["spec"]["nodeName"], "--output=json"))["metadata"]["labels"]
-    assert [pod["spec"]["nodeSelector"][BLOCK] for pod in others] == [block[BLOCK]] * 2
+    pods = sorted(cluster.pods(namespace), key=lambda pod: pod["metadata"]["labels"][INDEX])
+    assert [pod["spec"].get("nodeSelector", {}).get(BLOCK) for pod in pods] == [None, "block-a", "block-a"]
 
 
 def node(cluster: Cluster, name: str, labels: dict[str, str], pods: int) -> None:

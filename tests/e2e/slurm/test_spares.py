@@ -20,6 +20,7 @@ procs_per_node: 1
 device: cpu
 command: [sh, -c, 'echo "rank $RANK of $WORLD_SIZE is on $(hostname), the first one is $MASTER_ADDR"']
 no_python: true
+env: {TMPDIR: /media}
 resources: {cpus: 2}
 time_limit: 40m
 """
@@ -27,10 +28,9 @@ time_limit: 40m
 
 @contextmanager
 def full_disk(node: Machine) -> Iterator[None]:
-    for folder in ("/tmp", "/var/tmp"):
-        node.run("mount", "-t", "tmpfs", "-o", "size=64k,mode=1777", "none", folder)
+    node.run("mount", "-t", "tmpfs", "-o", "size=64k,mode=1777", "none", "/media")
     yield
-    node.run("umount", "/tmp", "/var/tmp")
+    node.run("umount", "/media")
 
 
 @contextmanager
