@@ -73,7 +73,7 @@ def test_every_package_of_the_image_is_locked_by_hash_to_a_version_that_the_proj
     for requirement in map(Requirement, requirements()):
         assert all(version in requirement.specifier for version in locked[requirement.name])
     # --no-deps takes what is here and nothing else.
-    assert DOCKERFILE.count("--require-hashes --no-deps --requirement") == 2
+    assert DOCKERFILE.count("--require-hashes --no-deps --ignore-installed --requirement") == 2
 
 
 def test_only_what_the_dockerfile_copies_reaches_the_engine() -> None:
