@@ -4,6 +4,7 @@
     render-job slurm jobs/pyxis.yaml sites/slurm-pyxis.yaml | sbatch
     render-job explain jobs/quickstart.yaml --target torchrun
     render-job ssh quickstart.torchrun.sh node0 node1
+    render-job why fashion-mnist-17.log
     render-job schema > jobspec.schema.json
 
 Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written) or something differs; 2 usage;
@@ -102,6 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("script", metavar="SCRIPT", type=Path, help=text)
     command.add_argument("nodes", metavar="NODE", nargs="+", help="names that ssh takes, node 0 first")
 
+    command = _command(commands, "why", "say from its logs which rank of a job failed first, and of what", _why)
+    text = "logs, and what kubectl describe or sacct says; - is stdin"
+    command.add_argument("logs", metavar="FILE", nargs="+", help=text)
+
     command = _command(commands, "schema", "print the JSON Schema of the job spec, for editors", _schema)
     command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
     return parser
@@ -171,6 +176,13 @@ def _ssh(args: argparse.Namespace) -> tuple[str, int]:
     except ValueError as error:
         args.parser.error(str(error))
     return "", job.run()
+
+
+def _why(args: argparse.Namespace) -> tuple[str, int]:
+    from jobspec.why import why
+
+    data = (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes() for name in args.logs)
+    return f"{printable(why(b''.join(data).decode(errors='replace')))}\n", 0
 
 
 def _schema(args: argparse.Namespace) -> tuple[str, int]:

@@ -1,0 +1,89 @@
+"""`render-job why` finds the first failure in torchrun's own tables, whatever the order in which nodes report."""
+
+import re
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from jobspec.why import why
+from tests.command_line import command_line
+
+_CLOSED = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:123\n"
+_IMPORT = "ModuleNotFoundError: No module named 'mine'"
+_INSTALL = ": install it where the job runs (image, setup), or set workdir"
+
+
+def _table(host: str, codes: dict[int, int], message: str = r"\g<0>") -> str:
+    failures = {rank: ProcessFailure(rank, 77, code, "") for rank, code in codes.items()}
+    text = re.sub("To enable traceback.*", message, str(ChildFailedError("mine.py", failures)))
+    return re.sub(r"(?<=host      : ).*", host, text)
+
+
+# Node n0 reports first, and within the same second, although rank 2 on n1 is the cause.
+_PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            _PEERS + _table("n1", {2: -9}),
+            "rank 2 on n1 ended with -9 (SIGKILL): its memory limit or its grace period was over: see resources.memory",
+        ),
+        (
+            _PEERS + _table("n1", {2: -9}) + "slurmstepd: error: Detected 1 oom_kill event in StepId=3.0.\n",
+            "rank 2 on n1 ended with -9 (SIGKILL): out of memory: more resources.memory, or a smaller batch",
+        ),
+        (_PEERS + _table("n1", {2: -11, 3: -15}), "rank 2 on n1 ended with -11 (SIGSEGV)"),
+        (_PEERS + "[rank2]: ValueError: nan\n" + _table("n1", {2: 1}), "rank 2 on n1 ended with 1: ValueError: nan"),
+        (
+            f"[rank2]: {_IMPORT}\n" + _PEERS + _table("n1", {2: 1}),
+            f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
+        ),
+        (
+            f"{_IMPORT}\n" * 3 + _table("n0", {0: 1, 1: 1}) + _table("n1", {2: 1}),
+            f"rank 0, 1, 2 ended with 1: {_IMPORT}{_INSTALL}",
+        ),
+        (
+            "python: can't open file '/app/mine.py': [Errno 2] No such file or directory\n" + _table("n1", {2: 2}),
+            "rank 2 on n1 ended with 2: that path does not exist there: see workdir, files, mounts",
+        ),
+        (_PEERS + _table("n1", {2: 1}, "rank 3 hangs"), "rank 2 on n1 ended with 1: rank 3 hangs"),
+        (
+            _PEERS + "slurmstepd: error: *** JOB 3 ON n0 CANCELLED DUE TO NODE FAILURE ***\n",
+            "not in these tables: their ranks ended because another process or its node had: "
+            "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
+        ),
+        ("  Reason:       ImagePullBackOff\n", "a node cannot pull the image"),
+        (
+            "slurmstepd: error: *** JOB 3 ON n0 CANCELLED AT 12:00 DUE TO TIME LIMIT ***\n",
+            "it ran out of time: see time_limit",
+        ),
+    ],
+    ids=[
+        "SIGKILL",
+        "oom",
+        "SIGSEGV",
+        "exception",
+        "import on one",
+        "import on all",
+        "wrong path",
+        "error file",
+        "lost node",
+        "image",
+        "time",
+    ],
+)
+def test_the_first_failure_is_named_and_not_what_follows_from_it(text: str, sentence: str) -> None:
+    for prefix in ("", "[pod/job-0/node] ", "job-0  | ", "0: "):
+        assert why("".join(f"{prefix}{line}\n" for line in text.splitlines())) == f"first failure: {sentence}"
+
+
+def test_several_logs_are_read_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("epoch 1: loss 0.3\n")
+    (tmp_path / "b.log").write_bytes(b"\xff\nValueError: \x1b[1m\n")
+    assert command_line("why", "a.log", cwd=tmp_path).stdout == b"no failure\n"
+    assert (
+        command_line("why", "a.log", "b.log", cwd=tmp_path).stdout.decode() == "first failure: ValueError: \ufffd[1m\n"
+    )
