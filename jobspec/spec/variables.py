@@ -6,6 +6,8 @@ SET_BY_LAUNCHER = {
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 }
+# How torchrun shows the lines of its processes; nothing else sets these.
+_OUTPUT = {"PET_TEE", "PET_REDIRECTS", "PET_LOG_DIR", "PET_LOCAL_RANKS_FILTER", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"}
 # Set for every process unless `env` in the spec does.
 SET_BY_US = ("OMP_NUM_THREADS", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 
@@ -23,7 +25,7 @@ _SECRET = re.compile(
 
 def is_set_by_launcher(name: str) -> bool:
     """Return True if the launcher sets a variable: a value in the spec would be lost or break the job."""
-    return name in SET_BY_LAUNCHER or name.startswith(("PET_", "TORCHELASTIC_"))
+    return name in SET_BY_LAUNCHER or (name.startswith(("PET_", "TORCHELASTIC_")) and name not in _OUTPUT)
 
 
 def is_bash_variable(name: str) -> bool:
