@@ -17,7 +17,7 @@ PORTS = range(20000, 30000)
 
 # Keys that say which processes there are, how they meet and restart; a target subtracts what it cannot carry out.
 PROCESSES = (
-    keys("name nodes.min nodes.max procs_per_node device train command no_python sweep setup workdir env secrets")
+    keys("name nodes.min nodes.max procs_per_node device train command no_python watch sweep setup workdir env secrets")
     | keys("resources.cpus max_restarts")
     | keys("backend port timeout", "rendezvous")
 )
@@ -83,11 +83,12 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Return what the head of the artifact says about defaults that follow from other keys."""
+        """Return what the head of the artifact says about defaults that follow from other keys, and what they need."""
+        needed = ["watch needs the package of render-job where the processes run."] if self.job.watch else []
         if self.job.nodes.elastic and "max_restarts" not in self.job.model_fields_set:
             default = f"max_restarts is {self.job.max_restarts}, its default where nodes is a range"
-            return [f"{default}; the torchrun of each node counts its own restarts."]
-        return []
+            return [f"{default}; the torchrun of each node counts its own restarts.", *needed]
+        return needed
 
     @property
     def torchrun_program(self) -> tuple[str, ...]:
@@ -128,6 +129,8 @@ def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Pla
     # By the port that follows from its name, a job very likely keeps apart from others.
     number = int.from_bytes(hashlib.sha256(job.name.encode()).digest()[:8], "big")
     program: Sequence[str] = job.command or ()
+    if job.watch is not None:
+        program = ("-m", "jobspec.watch", str(job.watch), *program)
     # Some runtimes mount in the order of the list, and a mount over the parent of an earlier one would hide that one.
     mounts = sorted(job.mounts, key=lambda mount: len(PurePosixPath(normal(mount.path)).parts))
     if job.train is not None:

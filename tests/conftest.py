@@ -23,7 +23,7 @@ else:
 # Files whose tests take longest, mostly because they start many processes: `make test` leaves them out.
 _SLOW_FILES = """
     benchmarks/test_benchmarks jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption jobspec/test_ssh
-    jobspec/test_ssh_faults jobspec/test_torchrun_parser train/checkpoints/test_changed_data
+    jobspec/test_ssh_faults jobspec/test_torchrun_parser jobspec/test_watch train/checkpoints/test_changed_data
     train/checkpoints/test_interrupted_save train/checkpoints/test_resume train/checkpoints/test_transfer
     train/collectives/test_missing_ranks train/cpu/test_shared_memory train/data/test_workers
     train/datasets/test_image_folder train/ddp/test_wrapper train/loop/test_export train/loop/test_finished_run

@@ -181,6 +181,9 @@ class Job(Section):
     topology: Topology | None = optional("which nodes are near one another, such as {required: block, segment: 4}")
     max_restarts: int = optional("restarts after failures; default: 0, or 3 if nodes is a range", 0, ge=0, le=10000)
     preemption: Preemption | None = optional("the scheduler may preempt the job")
+    watch: Duration | None = optional(
+        "if no rank of command makes progress for so long, name the one that hangs, and end"
+    )
     sweep: dict[fields.SweepKey, Annotated[list[fields.SweptValue], Field(min_length=1)]] = optional(
         "lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}. Each combination is one run. "
         "args.lr adds --lr=VALUE to command, env.LR sets a variable",

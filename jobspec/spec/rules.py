@@ -70,6 +70,12 @@ def command_begins_with_what_runs(job: Job) -> Iterator[Finding]:
         yield Finding(("command", 0), message, hint)
 
 
+def watched_is_a_script(job: Job) -> Iterator[Finding]:
+    if job.watch is not None and (job.command is None or job.no_python):
+        what = "no_python: true starts another program" if job.no_python else "python -m train reports hangs by itself"
+        yield Finding(("watch",), f"watch is given, but {what}", "leave watch out", on_key=True)
+
+
 def shell_lines_are_whole_commands(job: Job) -> Iterator[Finding]:
     sections = {"setup": job.setup, "slurm.prologue": job.slurm.prologue, "slurm.epilogue": job.slurm.epilogue}
     for key, lines in sections.items():
@@ -204,6 +210,7 @@ def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     one_program,
     command_begins_with_what_runs,
+    watched_is_a_script,
     shell_lines_are_whole_commands,
     range_is_possible,
     topology_is_possible,

@@ -50,7 +50,7 @@ APART = {
     "nodes.max": "it goes with nodes.min",
     "spares": "only Slurm takes it",
     "command": "a job has either command or train",
-    "no_python": "it goes with command",
+    **dict.fromkeys(["no_python", "watch"], "it goes with command"),
     "files": "they are below the folder in which render-job is called",
     "rendezvous.host": "only Slurm and torchrun take it",
     "sweep": "it is several jobs",

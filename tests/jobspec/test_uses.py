@@ -37,6 +37,7 @@ _OTHERWISE: dict[str, Any] = {
     "rendezvous.timeout": "7m",
     "preemption": {"grace": "240s"},
     "preemption.grace": "240s",
+    "watch": "5m",
     "sweep": {"env.B": ["1", "2"]},
     "slurm.launcher": "srun",
     "slurm.array": "0-1",

@@ -17,7 +17,7 @@ from train.world.environment import World
 _PROGRAM = """import os, sys, time, types
 from train.__main__ import main
 import train.run
-from train.loop import watchdog
+from train.loop import heartbeat, watchdog
 from train.loop.watchdog import Watchdog
 from train.loop.step import Step
 rank, what, steps, run = int(os.environ["RANK"]), sys.argv.pop(1), [], Step.run
@@ -51,8 +51,8 @@ def evaluate(*args):
 if what == "hangs before its first sign" and rank == 1:
     Watchdog._run = lambda self: None
 if what == "slow evaluation":
-    train.run.evaluate, Watchdog._renew, watchdog._BEAT_S = evaluate, my_renew, 0.1
-    watchdog.time = types.SimpleNamespace(monotonic=lambda: now)
+    train.run.evaluate, Watchdog._renew, watchdog.BEAT_S = evaluate, my_renew, 0.1
+    heartbeat.time = watchdog.time = types.SimpleNamespace(monotonic=lambda: now)
 sys.exit(main(sys.argv[1:]))
 """
 _FLAGS = ["--model=mlp", "--device=cpu", "--batch-size=64", "--max-steps=8", "--log-every=1"]
@@ -85,7 +85,7 @@ def test_a_rank_that_hangs_before_its_first_sign_is_named(tmp_path: Path) -> Non
     ranks = _start("hangs before its first sign", tmp_path, "--collective-timeout-s=60")
     try:
         error = ranks[0].communicate()[1]
-        assert "rank 1 of 2 has given no sign of life since step 1: its process is stopped" in error, error
+        assert "rank 1 of 2 has given no sign of life since its start: its process is stopped" in error, error
     finally:
         for rank in ranks:
             rank.kill()
@@ -99,7 +99,7 @@ def test_a_slow_evaluation_is_not_reported(tmp_path: Path) -> None:
 
 def test_the_owner_of_a_folder_is_renewed_again_and_again_until_the_run_is_over() -> None:
     renewed = threading.Semaphore(0)
-    with mock.patch("train.loop.watchdog._BEAT_S", 0.01):
+    with mock.patch("train.loop.watchdog.BEAT_S", 0.01):
         watchdog = Watchdog(World(), 1.0, lambda: True, [mock.Mock(renew=renewed.release)])
         assert all(renewed.acquire() for _ in range(3))
         watchdog.stop()
