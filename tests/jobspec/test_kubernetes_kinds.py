@@ -69,7 +69,8 @@ def test_objects_say_what_they_are_and_the_top_one_has_the_annotations(target: s
     assert [one["metadata"].get("annotations") for one in manifests] == [None] * (len(manifests) - 1) + [note]
     assert note.items() <= pod_templates(manifests)[0]["metadata"]["annotations"].items()
     if target == "trainjob":  # whose JobSet gets those of the runtime
-        assert manifests[0]["spec"]["template"]["metadata"]["annotations"] == note
+        (runtime,) = (one for one in manifests if one["kind"] == "TrainingRuntime")
+        assert runtime["spec"]["template"]["metadata"]["annotations"] == note
 
 
 @pytest.mark.parametrize("target", KINDS)

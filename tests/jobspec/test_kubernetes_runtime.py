@@ -21,7 +21,7 @@ RUNTIMES = {"restartPolicy", "enableServiceLinks", "automountServiceAccountToken
 
 def test_trainjob_says_itself_what_the_pod_of_our_own_runtime_says(schemas: Path) -> None:
     (own,) = pod_templates(manifests_of("trainjob", "restricted", *SETTINGS))
-    (job,) = manifests_of("trainjob", "restricted", *SETTINGS, "kubernetes.runtime=torch-distributed")
+    _, job = manifests_of("trainjob", "restricted", *SETTINGS, "kubernetes.runtime=torch-distributed")
     jsonschema.Draft202012Validator(json.loads((schemas / "trainjob-v1alpha1.json").read_text())).validate(job)
 
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
@@ -40,10 +40,10 @@ def test_trainjob_says_itself_what_the_pod_of_our_own_runtime_says(schemas: Path
 
 
 def test_the_runtime_may_be_one_of_the_namespace() -> None:
-    (job,) = manifests_of("trainjob", "least", "kubernetes.runtime=TrainingRuntime/ours")
+    _, job = manifests_of("trainjob", "least", "kubernetes.runtime=TrainingRuntime/ours")
     assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": "ours"}
 
 
 def test_image_may_be_the_runtimes(tmp_path: Path) -> None:
-    (job,) = manifests_of("trainjob", "least", "image=null", "kubernetes.runtime=torch-distributed")
+    _, job = manifests_of("trainjob", "least", "image=null", "kubernetes.runtime=torch-distributed")
     assert "image" not in job["spec"]["trainer"]

@@ -139,7 +139,7 @@ def _sum_and_weight(value: Any, size: int) -> tuple[Tensor, int | Tensor]:
     """
     total, weight = value if isinstance(value, tuple) else (value, size)
     weight = weight.sum() if isinstance(weight, Tensor) else weight
-    values = torch.as_tensor(total, dtype=torch.float64)
+    values = total.double() if isinstance(total, Tensor) else torch.tensor(total, dtype=torch.float64)
     if not size:  # of samples that do not count, which may be NaN
         return 0.0 * values.nan_to_num().sum(), weight * 0
     return (values.sum() if values.ndim or isinstance(value, tuple) else values * size), weight
