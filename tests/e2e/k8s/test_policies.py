@@ -105,3 +105,27 @@ def test_pods_of_a_kind_are_admitted_by_all_policies_but_the_named(
     cluster.apply(rendered(target, spec, namespace, tmp_path))
     cluster.until(lambda: len(cluster.pods(namespace)) == 2, "two pods are there")
     assert refused(cluster.pods(namespace), cluster, namespace) == REFUSED.get(kind, set())
+
+
+def test_limit_range_takes_all_pods_but_the_workers_of_a_pytorchjob(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """The operator's init container has 50m of CPU and 10Mi of memory; other containers get what the range gives."""
+    usual = {"cpu": "1", "memory": "1Gi"}
+    least, most = {"cpu": "100m", "memory": "64Mi"}, {"cpu": "2", "memory": "4Gi"}
+    limits = [{"type": "Container", "min": least, "max": most, "default": usual, "defaultRequest": usual}]
+    ranged = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "range"}, "spec": {"limits": limits}}
+    cluster.apply(json.dumps(ranged), "--namespace", namespace)
+    for target in KINDS:
+        cluster.needs_controllers(target)
+        spec = job(cluster.image, command=["jobs/scripts/own.py"]) | {"name": target}
+        cluster.apply(rendered(target, spec, namespace, tmp_path))
+
+    def pods() -> dict[str, int]:
+        names = [pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in cluster.pods(namespace)]
+        return {target: names.count(target) for target in KINDS}
+
+    cluster.until(lambda: pods() == {**dict.fromkeys(KINDS, 2), "pytorchjob": 1}, "all pods are there but one")
+    events = ("get", "events", "--namespace", namespace, "--output=jsonpath={.items[*].message}")
+    cluster.until(lambda: "minimum cpu usage per Container is 100m" in cluster.kubectl(*events), "that one is refused")
+    assert pods()["pytorchjob"] == 1
