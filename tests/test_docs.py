@@ -71,28 +71,6 @@ def test_piece_of_a_spec_is_accepted(block: str) -> None:
     assert not ({"apiVersion", "completionMode"} & {*piece} if isinstance(piece, dict) else True) and [*found] == []
 
 
-_USE = """
-import os
-dist.init_process_group("gloo")
-stop = Stop()
-assert not stop()
-if dist.get_rank() == 1:
-    os.kill(os.getpid(), signal.SIGTERM)
-assert stop()
-print("both stop", flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_sigterm_to_one_rank_stops_both_in_the_same_call_of_the_class_shown(tmp_path: Path) -> None:
-    (block,) = (block for _, block in blocks("python") if "class Stop" in block)
-    (tmp_path / "stop.py").write_text(block + _USE)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "stop.py"]
-    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.count("both stop") == 2, done.stderr
-
-
 def test_the_lines_shown_of_an_artifact_are_rendered_from_the_spec_shown(tmp_path: Path) -> None:
     spec, excerpt = (re.findall(rf"^```{name}\n(.*?)^```", README, re.M | re.S)[0] for name in ("yaml", "bash"))
     (tmp_path / "hello.yaml").write_text(spec)

@@ -1,120 +1,141 @@
-"""Frameworks of docs/frameworks.md, in two processes: stopped by SIGTERM to torchrun, and started again."""
+"""Frameworks of docs/frameworks.md: jobs/scripts/exact_*.py, ended and started again on other numbers of processes.
 
+The samples of each step are noted in the forward.  With `-m long` all pairs of one to four processes are tried.
+"""
+
+import json
+import multiprocessing
 import os
+import random
 import re
+import runpy
 import signal
-import subprocess
 import sys
-import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
+from benchmarks.ranks import run_as_torchrun
 from tests.cli import ROOT
 
-# What a job on Slurm also sees, whose task is torchrun.
-_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
-_SLURM |= {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID")}
-# Three epochs of 160 samples, in batches of 4; the model writes down the samples that it trains on.
-_COMMON = """
-import os, sys, time
-import torch.distributed.nn
-open("pid-" + os.environ["RANK"], "w").write(str(os.getpid()))
-from torch.utils.data import DataLoader
-%s
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.seen = torch.nn.Linear(1, 1), 0
-    def forward(self, x):
-        with open("seen-" + os.environ["RANK"], "a") as seen:
-            seen.writelines(f"{int(one)}\\n" for one in x.flatten())
-        self.seen += len(x)
-        while self.seen == 104 and not os.path.exists("signalled"):  # in the second epoch
-            time.sleep(0.01)
-        return {"loss": self.layer(x / 1000).square().mean()}
-DATA = [{"x": x} for x in torch.arange(160.0)[:, None]]
-net = Net()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-"""
-_PROGRAMS = {
-    "lightning": """
-import lightning
-%s
-from lightning.pytorch.callbacks import ModelCheckpoint
-class Ours(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-    def on_train_start(self):
-        os.write(1, b"from %d\\n" % self.global_step)
-    def training_step(self, batch, _):
-        return self.net(**batch)
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-callbacks = [ModelCheckpoint("checkpoints", save_last=True), Save()]
-trainer = lightning.Trainer(num_nodes=1, devices=2, accelerator="cpu", max_epochs=3, logger=False, callbacks=callbacks)
-trainer.fit(Ours(), DataLoader(DATA, 4, shuffle=True), ckpt_path="last")
-""",
-    "transformers": """
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
-class Stops(TrainerCallback):
-    def on_train_begin(self, args, state, control, **_):
-        os.write(1, b"from %d\\n" % state.global_step)
-        self.stop = Stop()
-    def on_step_end(self, args, state, control, **_):
-        if self.stop():
-            control.should_save = control.should_training_stop = True
-os.makedirs("kept", exist_ok=True)
-arguments = TrainingArguments("kept", use_cpu=True, per_device_train_batch_size=4, num_train_epochs=3, report_to=[])
-Trainer(Net(), arguments, train_dataset=DATA, callbacks=[Stops()]).train(get_last_checkpoint("kept"))
-""",
-    "accelerate": """
-from accelerate import Accelerator, skip_first_batches
-from accelerate.utils import DataLoaderConfiguration, set_seed
-set_seed(1)
-accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
-net, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(DATA, 4, shuffle=True))
-os.makedirs("kept", exist_ok=True)
-stop, step = Stop(), int(max(os.listdir("kept"), default=0))
-step and accelerator.load_state(f"kept/{step}")
-os.write(1, b"from %d\\n" % step)
-for epoch in range(step // len(loader), 3):
-    loader.set_epoch(epoch)
-    for batch in skip_first_batches(loader, step % len(loader)):
-        accelerator.backward(net(**batch)["loss"])
-        optimizer.step()
-        step += 1
-        if stop():
-            sys.exit(accelerator.save_state(f"kept/{step}"))
-""",
-}
+_SAMPLES, _EPOCHS, _STEPS_OF_EPOCH = 1003, 2, 16
+_PRELOAD = ("torch._dynamo", "torch.distributed.nn", "train.data.sampler", "train.collectives.agreement")
+_NEEDS = {"accelerate": "accelerate", "lightning": "lightning", "transformers": "transformers.trainer"}
+_LOADER = "DataLoader(data, batch_sampler=sampler, num_workers=2)"
+
+
+def _script(name: str, *changes: tuple[str, str]) -> str:
+    """The text of a script, with changes; of torchdata that of DDP, whose checkpoint holds the loader's position."""
+    package = _NEEDS.get(name, name)
+    if name != "ddp":
+        pytest.importorskip(package, reason=f"{name} is no dependency of the project: pip install {name}")
+    if name == "torchdata":
+        stateful = "from torchdata.stateful_dataloader import StatefulDataLoader\n"
+        changes += ("from torch.utils.data", f"{stateful}from torch.utils.data"), (_LOADER, f"Stateful{_LOADER}")
+        changes += ('"sampler": sampler', '"loader": loader'), ("print(", "iter(loader)\nprint(")
+    text = (ROOT / "jobs" / "scripts" / f"exact_{name.replace('torchdata', 'ddp')}.py").read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
+def _train(folder: Path, start: int, end: tuple[int, int, bool] | None) -> None:
+    """Run the script as a rank; end: the step and the rank that gets the signal, and whether it is SIGKILL."""
+    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it has workers
+    os.environ |= {"GROUP_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    rank, steps = int(os.environ["RANK"]), 0
+    notes = (folder / f"seen-{start}-{rank}").open("w", buffering=1)
+    with (folder / f"said-{start}-{rank}").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+
+    def note(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        nonlocal steps
+        if not isinstance(module, nn.Linear) or module.in_features != 1:
+            return
+        steps += 1
+        notes.write(f"{[round((x + 2) / 4 * (_SAMPLES - 1)) for x in inputs[0].flatten().tolist()]}\n")
+        if end is not None and end[:2] == (steps, rank):
+            # Two signals to one rank: counting them must not let the ranks disagree.
+            for number in (signal.SIGKILL,) if end[2] else (signal.SIGUSR1, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+
+    register_module_forward_pre_hook(note)
+    sys.argv = ["script.py", str(folder / "kept")]
+    runpy.run_path(str(folder / "script.py"), run_name="__main__")
+
+
+def _started(folder: Path, name: str, processes: int, start: int, end: tuple[int, int, bool] | None) -> str:
+    preload = (*_PRELOAD, *([_NEEDS[name]] if name in _NEEDS else []))
+    run_as_torchrun(processes, preload, _train, folder, start, end, may_fail=True)
+    return (folder / f"said-{start}-0").read_text()
+
+
+def _read(folder: Path, name: str, worlds: Sequence[int], ends: Sequence[tuple[int, int, bool] | None]) -> list[int]:
+    """Start the script on each number of processes; return samples repeated, skipped, and steps done again by start."""
+    lasting, again = list[list[int]](), list[int]()
+    for start, (processes, end) in enumerate(zip(worlds, ends, strict=True)):
+        said = _started(folder, name, processes, start, end)
+        at = re.search(r"^continues at (?:epoch (\d+), )?step (\d+)$", said, re.M)
+        assert at, said
+        done = (int(at[1] or 1) - 1) * _STEPS_OF_EPOCH + int(at[2])
+        again.append(len(lasting) - done)
+        del lasting[done:]
+        files = [folder / f"seen-{start}-{rank}" for rank in range(processes)]
+        of_ranks = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        lasting += [[sample for batch in step for sample in batch] for step in zip(*of_ranks, strict=False)]
+    seen = Counter((step // _STEPS_OF_EPOCH, sample) for step, samples in enumerate(lasting) for sample in samples)
+    return [seen.total() - len(seen), _EPOCHS * _SAMPLES - len(seen), *again]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _PROGRAMS)
-def test_all_ranks_save_the_same_step_at_sigterm_and_the_next_start_resumes_there(name: str, tmp_path: Path) -> None:
-    pytest.importorskip(name, reason=f"{name} is no dependency of the project: pip install {name}")
-    stop, save = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "frameworks.md").read_text(), re.M | re.S)
-    (tmp_path / "mine.py").write_text(_COMMON % stop + _PROGRAMS[name].replace("%s", save))
-    files = [tmp_path / f"seen-{rank}" for rank in range(2)]
-    command = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 mine.py >>said 2>&1"
-    environ = os.environ | _SLURM
-    torchrun = subprocess.Popen(["sh", "-c", f"exec {command}"], cwd=tmp_path, env=environ)
-    while not files[0].exists() or len(files[0].read_text().split()) < 104:
-        assert torchrun.poll() is None, (tmp_path / "said").read_text()
-        time.sleep(0.05)
-    # As a script for Slurm does it: a process gets the signal from Slurm, and again from torchrun.
-    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
-    torchrun.terminate()
-    (tmp_path / "signalled").touch()
-    torchrun.wait()
-    steps, others = (len(file.read_text().split()) // 4 for file in files)
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environ)
-    said = (tmp_path / "said").read_text()
-    starts = said.count("from 0\n"), said.count(f"from {steps}\n")
-    assert (torchrun.returncode, done.returncode, others, *starts) == (1, 0, steps, 2, 2), said
-    seen = Counter(number for file in files for number in file.read_text().split())
-    assert seen.total() == 3 * 160 and (set(seen.values()) == {3} or name == "lightning")
+@pytest.mark.parametrize("name", ["ddp", "torchdata", *_NEEDS])
+def test_after_a_signal_and_a_kill_each_sample_is_read_once_on_another_number_of_processes(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(_script(name))
+    repeated, skipped, *again = _read(tmp_path, name, (2, 3, 2), ((7, 1, False), (13, 2, True), None))
+    assert (repeated, skipped) == (0, 0) and again[1] == 0 < again[2], "only a kill loses steps"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ddp", "torchdata", *_NEEDS])
+@pytest.mark.parametrize("worlds", [(a, b, a) for a in range(1, 5) for b in range(1, 5)], ids=str)
+def test_after_kills_at_random_steps_each_sample_is_read_once(
+    name: str, worlds: tuple[int, int, int], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    (tmp_path / "script.py").write_text(_script(name))
+    draw = random.Random(f"{name} {worlds} {pytestconfig.getoption('--seed')}")
+    kills = [(draw.randrange(1, _STEPS_OF_EPOCH), draw.randrange(processes), True) for processes in worlds[:2]]
+    assert _read(tmp_path, name, worlds, (*kills, None))[:2] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "before", "after", "says"),
+    [
+        ("accelerate", _LOADER, f"accelerator.prepare({_LOADER})", "would be shared out again"),
+        (
+            "accelerate",
+            f"loader = {_LOADER}",
+            f"accelerator.dataloader_config.dispatch_batches = True\nloader = accelerator.prepare({_LOADER})",
+            "would be shared out again",
+        ),
+        ("lightning", '"use_distributed_sampler": False, ', "", "would be shared out again"),
+        ("transformers", "return loader", "return self.accelerator.prepare(loader)", "would be shared out again"),
+    ],
+)
+def test_a_framework_that_would_share_the_batches_out_again_is_refused(
+    name: str, before: str, after: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(_script(name, (before, after)))
+    _started(tmp_path, name, 2, 0, None)
+    assert says in "".join(file.read_text() for file in tmp_path.glob("said-0-*"))

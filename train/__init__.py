@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train.collectives.agreement import Stop
     from train.collectives.sync_batchnorm import SyncBatchNorm
     from train.data.sampler import ShardSampler
     from train.ddp.wrapper import CustomDDP
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
     from train.trainer import Trainer
 
 __version__ = "0.2.0"
-__all__ = ["CustomDDP", "Run", "ShardSampler", "SyncBatchNorm", "Trainer", "UserError", "__version__"]
+__all__ = ["CustomDDP", "Run", "ShardSampler", "Stop", "SyncBatchNorm", "Trainer", "UserError", "__version__"]
 
 _MODULE_OF = {
     "CustomDDP": "train.ddp.wrapper",
     "Run": "train.run",
     "ShardSampler": "train.data.sampler",
+    "Stop": "train.collectives.agreement",
     "SyncBatchNorm": "train.collectives.sync_batchnorm",
     "Trainer": "train.trainer",
     "UserError": "train.errors",

@@ -99,9 +99,31 @@ class StopAgreement:
         if self._steps_left:
             return False
         step_s = (time.monotonic() - self._since) / self._interval
-        largest = torch.tensor([float(self._signal.heard), step_s], dtype=torch.float64)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        joined = dist.is_initialized()  # one process of another's loop needs no group
+        device = "cuda" if joined and dist.get_backend() == "nccl" else "cpu"
+        largest = torch.tensor([float(self._signal.heard), step_s], dtype=torch.float64, device=device)
+        if joined:
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         stop, slowest_s = largest.tolist()
         self._interval = max(1, min(2 * self._interval, _MOST_STEPS, int(_REACTION_S / slowest_s)))
         self._steps_left, self._since = self._interval, time.monotonic()
         return bool(stop)
+
+
+class Stop(StopAgreement):
+    """Tells all ranks of any training loop, after the same step, that one of them was asked to stop.
+
+    Make it when the process group exists.  From then on SIGTERM, SIGUSR1 and Ctrl-C are only noted, however many come.
+    `stop()` asks, once after each step on all ranks; if it returns True, save and leave.  A collective.
+
+    >>> stop = Stop()
+    >>> stop()
+    False
+    """
+
+    def __init__(self) -> None:
+        signal = StopSignal()
+        signal.listen()
+        super().__init__(signal)
+
+    __call__ = StopAgreement.reached

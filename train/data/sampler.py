@@ -1,8 +1,13 @@
 """A torch Sampler on top of shard.py: for each step, the indices that one rank reads."""
 
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from traceback import walk_stack
+from typing import NoReturn
 
+import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from train.data.shard import epoch_order, num_steps, share
@@ -28,37 +33,39 @@ def evaluation_parts(
 
 @dataclass(eq=False)
 class ShardSampler(Sampler[list[int]]):
-    """Yields, for each step of the current epoch, this rank's list of sample indices (empty if none are left for it).
+    """Yields, for each step of the current epoch, this rank's list of sample indices.
 
-    Give it to a DataLoader as `batch_sampler`, with a collate_fn that takes an empty list.  Unlike torch's it neither
-    pads nor drops.  An epoch reads each sample once over all ranks, and `len()` is the same on every rank.
+    Give it to a DataLoader as `batch_sampler`, and call advance() after each step.  Unlike torch's it neither pads nor
+    drops: an epoch reads each sample once over all ranks.  A checkpoint holds its state_dict(), the same on all ranks.
 
     Args:
         num_samples: size of the dataset.  batch_size: samples of one step over all ranks together.
-        rank, world_size: whose share.
+        rank, world_size: whose share; those of the process group unless given.  If given, a rank for which a step has
+            no sample left gets an empty list; otherwise such a batch_size is refused.
         seed: seed of the order; together with the epoch it decides the order completely.
         micro_batches: into how many parts a step is cut, before each part is shared among the ranks.
         least: samples that a part needs; a short step is cut into fewer parts.
         whole: give each part to one rank, a contiguous range of parts each, rather than a share of it to every rank.
         in_order: read the samples 0, 1, 2 … rather than in an order that the seed decides.
 
-    >>> sampler = ShardSampler(num_samples=5, batch_size=4, rank=1, world_size=2, seed=0)
+    >>> sampler = ShardSampler(num_samples=5, batch_size=4, rank=1, world_size=2)
     >>> [len(indices) for indices in sampler]  # of batches of 4 and 1
     [2, 0]
     """
 
     num_samples: int
     batch_size: int
-    rank: int
-    world_size: int
-    seed: int
+    rank: int | None = None
+    world_size: int | None = None
+    seed: int = 0
     micro_batches: int = 1
     least: int = 1
     whole: bool = False
     in_order: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size or self.batch_size < 1 or self.num_samples < 0:
+        rank, world_size = self.rank or 0, 1 if self.world_size is None else self.world_size
+        if not 0 <= rank < world_size or self.batch_size < 1 or self.num_samples < 0:
             raise UserError(
                 f"ShardSampler: rank is {self.rank}, world_size {self.world_size}, batch_size {self.batch_size} and "
                 f"num_samples {self.num_samples}; give 0 <= rank < world_size, batch_size of at least 1 and "
@@ -67,15 +74,46 @@ class ShardSampler(Sampler[list[int]]):
         self.epoch, self.step = 1, 0
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch, self.step = epoch, 0
+        """Begin an epoch; the present one keeps its position, because loops call this after a restart, too."""
+        if epoch != self.epoch:
+            self.epoch, self.step = epoch, 0
 
     def advance(self) -> None:
-        """Count one step as used.  Iterating does not count, because a DataLoader reads ahead of the training."""
-        self.step += 1
+        """Count one step as used; after an epoch's last one the next epoch begins.
+
+        Iterating does not count, because a DataLoader reads ahead of the training.
+        """
+        more, self.step = divmod(self.step + 1, len(self))
+        self.epoch += more
 
     def __len__(self) -> int:
-        """Steps that are left in this epoch."""
-        return num_steps(self.num_samples, self.batch_size) - self.step
+        """Steps of an epoch."""
+        return num_steps(self.num_samples, self.batch_size)
+
+    @property
+    def drop_last(self) -> NoReturn:
+        """Refuse to answer: accelerate and Lightning ask before they share out a sampler's batches."""
+        raise UserError(
+            "ShardSampler: its batches are this rank's share, and would be shared out again: leave this DataLoader "
+            "out of accelerator.prepare(); in Lightning give Trainer(use_distributed_sampler=False)"
+        )
+
+    def reader(self) -> tuple[int, int]:
+        """Return the rank and the world size that were given, or those of the process group."""
+        if self.rank is not None and self.world_size is not None:
+            return self.rank, self.world_size
+        if not dist.is_initialized():
+            if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+                raise UserError(f"ShardSampler: one of {launched} processes reads before init_process_group()")
+            return 0, 1
+        world_size = dist.get_world_size()
+        last = (self.num_samples - 1) % self.batch_size + 1
+        if last < world_size:
+            raise UserError(
+                f"ShardSampler: the last batch of an epoch has {last} of {self.num_samples} samples, too few for "
+                f"{world_size} processes: choose another batch_size than {self.batch_size}"
+            )
+        return dist.get_rank(), world_size
 
     def stretch(self, step: int | None = None) -> range:
         """Positions in the epoch's order that all ranks read at a step (from 0) of it: the next one unless given."""
@@ -90,19 +128,25 @@ class ShardSampler(Sampler[list[int]]):
 
     def shares(self, step: int | None = None, rank: int | None = None) -> list[range]:
         """A rank's share, maybe empty, of each of `parts(step)`, or its whole parts; this rank's unless given."""
-        parts, rank = self.parts(step), self.rank if rank is None else rank
+        parts, (own, world_size) = self.parts(step), self.reader()
+        rank = own if rank is None else rank
         if self.whole:
             return [parts[number] for number in self.slices_of_ranks(step)[rank]]
-        return [share(part, rank, self.world_size) for part in parts]
+        return [share(part, rank, world_size) for part in parts]
 
     def slices_of_ranks(self, step: int | None = None) -> list[range]:
         """The numbers of the parts that each rank has, if it has whole ones."""
-        return [share(range(len(self.parts(step))), rank, self.world_size) for rank in range(self.world_size)]
+        _, world_size = self.reader()
+        return [share(range(len(self.parts(step))), rank, world_size) for rank in range(world_size)]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        order = range(self.num_samples) if self.in_order else epoch_order(self.num_samples, self.seed, self.epoch)
-        for step in range(self.step, num_steps(self.num_samples, self.batch_size)):
-            yield [order[position] for part in self.shares(step) for position in part]
+    def __iter__(self) -> "_Steps":
+        # accelerate's dispatch_batches: rank 0 reads for all, which only its callers show.
+        if any(
+            type(frame.f_locals.get("self")).__name__ == "DataLoaderDispatcher"
+            for frame, _ in walk_stack(sys._getframe())
+        ):
+            return self.drop_last
+        return _Steps(self)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, and the settings with which it was counted; the world size is not one of them."""
@@ -129,3 +173,27 @@ class ShardSampler(Sampler[list[int]]):
         now, position = self.state_dict(), ("epoch", "step")
         changed = [key for key in {**now, **state} if key not in position and state.get(key) != now.get(key)]
         return ", ".join(f"{key} was {state.get(key)} and is {now.get(key)}" for key in changed)
+
+
+class _Steps(Iterator[list[int]]):
+    """The steps that are left of an epoch; a StatefulDataLoader saves the position of what it has read."""
+
+    def __init__(self, sampler: ShardSampler) -> None:
+        self._sampler, self._epoch, self._step = sampler, sampler.epoch, sampler.step
+        sampler.reader()  # may refuse
+        num = sampler.num_samples
+        self._order = range(num) if sampler.in_order else epoch_order(num, sampler.seed, self._epoch)
+
+    def __next__(self) -> list[int]:
+        if self._step == len(self._sampler):
+            raise StopIteration
+        self._step += 1
+        return [self._order[position] for part in self._sampler.shares(self._step - 1) for position in part]
+
+    def state_dict(self) -> dict[str, int]:
+        more, step = divmod(self._step, len(self._sampler))
+        return self._sampler.state_dict() | {"epoch": self._epoch + more, "step": step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._sampler.load_state_dict(state)
+        _Steps.__init__(self, self._sampler)

@@ -84,7 +84,7 @@ class BatchLoop:
         if is_first:
             self.saving.refuse_unnamed_scheduler()
             self.records.started(config, sampler)
-            if idle := [str(rank) for rank in range(sampler.world_size) if not any(sampler.shares(0, rank))]:
+            if idle := [str(rank) for rank in range(sampler.reader()[1]) if not any(sampler.shares(0, rank))]:
                 text = f"rank {', '.join(idle)} gets no sample to train: a micro-batch has fewer than there are ranks"
                 self.records.incident(self.position.steps, "idle_ranks", text)
 
@@ -192,7 +192,7 @@ class BatchLoop:
         self.engine.phase = Phase.AWAITED
         self.records.note_step(position, present, samples, own)
         stops = self.stop.reached()
-        ends = len(sampler) == 0 or position.is_last_step()
+        ends = sampler.step == len(sampler) or position.is_last_step()
         every = self.saving.config.checkpoint_every
         saves = every > 0 and position.steps % every == 0
         self.records.step_ended(position.steps, now=stops or ends or saves)
@@ -212,7 +212,7 @@ class BatchLoop:
         assert position.sampler is not None
         position.recorded_step = position.steps
         self.engine.phase = Phase.BETWEEN
-        if len(position.sampler) == 0 or not (position.is_last_step() or is_left):
+        if position.sampler.step == len(position.sampler) or not (position.is_last_step() or is_left):
             position.sampler.set_epoch(position.epoch + 1)
             self.records.begin_means()
         self.saving.tail.end()

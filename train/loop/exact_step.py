@@ -70,7 +70,7 @@ class ExactStep(Step):
         found = BufferCopies([wrapped.module for wrapped in self.models])  # the loop may have changed them
         at = position.epoch, position.step
         self._at, self._nth = at, self._nth + 1 if at == self._at else 0
-        numbers, sizes = of_ranks[position.rank], self._sizes(position)
+        numbers, sizes = of_ranks[position.reader()[0]], self._sizes(position)
         sums, parts = self._sum(params, buffers), list[StepResult]()
         holders = num_holders(sums.begin(of_ranks), [])
         if holders != self._holders.setdefault(sums, holders):  # somebody has kept a gradient

@@ -54,7 +54,7 @@ class Position:
     def count_step(self) -> None:
         assert self.sampler is not None
         self.steps += 1
-        self.sampler.advance()
+        self.sampler.step += 1  # the epoch ends later, when it is recorded
 
     def state_dict(self) -> dict[str, Any]:
         assert self.sampler is not None

@@ -108,7 +108,7 @@ def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
 
 def arithmetic(config: TrainConfig, world: World, sampler: ShardSampler) -> dict[str, int]:
     """Return how the processes share the global batch, and how many steps an epoch has."""
-    readers, steps = sampler.world_size, num_steps(sampler.num_samples, sampler.batch_size)
+    readers, steps = sampler.reader()[1], num_steps(sampler.num_samples, sampler.batch_size)
     first, last = ([*map(len, sampler.shares(0, rank))] for rank in (0, readers - 1))
     return {
         "batch_size": config.batch_size,

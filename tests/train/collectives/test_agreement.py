@@ -1,6 +1,8 @@
 """The ranks learn of a signal after the same step, and however fast their steps were, not many steps later."""
 
+import os
 import re
+import signal
 import time
 from contextlib import redirect_stderr
 from io import StringIO
@@ -8,7 +10,7 @@ from unittest import mock
 
 from tests.ranks import run_ranks
 from train.collectives import agreement
-from train.collectives.agreement import StopAgreement
+from train.collectives.agreement import Stop, StopAgreement
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -29,6 +31,18 @@ def _steps_until_agreed(world: World) -> int:
 def test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps() -> None:
     of_ranks = run_ranks(2, _steps_until_agreed)
     assert of_ranks[0] == of_ranks[1] <= 32
+
+
+def _heard(world: World) -> list[bool]:
+    stop = Stop()
+    heard = [stop()]
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM)[: 3 * world.rank]:
+        os.kill(os.getpid(), number)
+    return [*heard, stop() or stop()]
+
+
+def test_signals_to_one_rank_stop_all_ranks_of_any_loop_together() -> None:
+    assert run_ranks(2, _heard) == [[False, True]] * 2
 
 
 def _said_while_others_wait(world: World) -> str:

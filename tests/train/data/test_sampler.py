@@ -1,16 +1,18 @@
 """Sampling over ranks and steps: each sample once an epoch, and a resumed run reads exactly what is left."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.ranks import run_ranks
 from train.data.sampler import ShardSampler, evaluation_parts
 from train.data.shard import epoch_order
 from train.errors import UserError
+from train.world.environment import World
 
 positions = st.fixed_dictionaries(
     {"size": st.integers(1, 200), "batch_size": st.integers(1, 250), "seed": st.integers(0, 2**32 - 1)}
@@ -25,7 +27,7 @@ def samplers(size: int, batch_size: int, world_size: int, seed: int = 0, epoch: 
     return ranks
 
 
-def steps_of_all_ranks(ranks: Iterable[ShardSampler]) -> list[list[int]]:
+def steps_of_all_ranks(ranks: Iterable[Iterable[list[int]]]) -> list[list[int]]:
     """For each step what all ranks read together, rank 0 first; fails if ranks have unequal numbers of steps."""
     return [[sample for mine in step for sample in mine] for step in zip(*ranks, strict=True)]
 
@@ -89,9 +91,9 @@ def test_resume_reads_exactly_the_rest_also_on_another_world_size(
     resumed = samplers(**position, world_size=after)
     for sampler in resumed:
         sampler.load_state_dict(saved)
-    assert {len(sampler) for sampler in (*interrupted, *resumed)} == {len([*resumed[0]])}
     rest = [sample for step in steps_of_all_ranks(resumed) for sample in step]
-    assert read + rest == whole, "in the order of an uninterrupted epoch"
+    following = epoch_order(position["size"], position["seed"], 4)
+    assert rest == whole[len(read) :] or (read == whole and rest == following), "in the order of an uninterrupted run"
 
 
 def test_a_stream_is_read_in_its_order() -> None:
@@ -127,3 +129,67 @@ def test_a_rank_outside_of_the_world_or_a_batch_below_one_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=f"rank is {rank}, world_size {world_size}, batch_size {batch_size} and "):
         ShardSampler(num_samples, batch_size, rank, world_size, seed=0)
+
+
+def test_a_loop_that_only_advances_reads_each_epoch_once_and_a_restart_may_set_the_epoch_again() -> None:
+    sampler = ShardSampler(9, 4)
+    read = list[int]()
+    while sampler.epoch <= 2:
+        sampler.set_epoch(sampler.epoch)
+        for indices in sampler:
+            read += indices
+            sampler.advance()
+            if (sampler.epoch, sampler.step) == (2, 1):  # as after a restart in the middle
+                break
+    assert read == epoch_order(9, 0, 1) + epoch_order(9, 0, 2) and len(sampler) == 3
+    sampler.set_epoch(4)
+    assert (sampler.epoch, sampler.step) == (4, 0)
+
+
+@pytest.mark.parametrize("read", [1, 2, 3])
+def test_a_loader_that_saves_its_iterator_continues_behind_what_it_has_read(read: int) -> None:
+    steps, other = iter(ShardSampler(9, 4)), iter(ShardSampler(9, 4))
+    for _ in range(read):
+        next(steps)
+    other.load_state_dict(steps.state_dict())
+    following = ShardSampler(9, 4)
+    following.set_epoch(2)
+    assert [*other] == ([*steps] or [*following])
+
+
+def _shares(world: World) -> tuple[list[list[int]], str]:
+    with pytest.raises(UserError) as refusal:
+        iter(ShardSampler(13, 4))
+    return [*ShardSampler(11, 4)], str(refusal.value)
+
+
+def test_ranks_of_a_process_group_share_each_batch_and_too_small_a_batch_is_refused() -> None:
+    shares, refusals = zip(*run_ranks(3, _shares), strict=True)
+    assert steps_of_all_ranks(shares) == [*ShardSampler(11, 4)]
+    assert {*refusals} == {
+        "ShardSampler: the last batch of an epoch has 1 of 13 samples, too few for 3 processes: choose another "
+        "batch_size than 4"
+    }
+
+
+def _shared_out_again(_: pytest.MonkeyPatch) -> None:
+    getattr(ShardSampler(9, 4), "drop_last", None)
+
+
+def _before_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    next(iter(ShardSampler(9, 4)))
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (_shared_out_again, "would be shared out again"),
+        (_before_the_group, "one of 2 processes reads before init_process_group"),
+    ],
+)
+def test_a_use_that_would_lose_samples_is_refused(
+    use: Callable[[pytest.MonkeyPatch], None], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=says):
+        use(monkeypatch)
