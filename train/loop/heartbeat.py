@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -40,7 +41,7 @@ _SHOWN = 8  # ranks in one warning
 Sign = dict[str, Any]
 
 
-class Heartbeat:
+class Heartbeat(ABC):
     """The thread of a rank.  Subclasses say when a rank is late.
 
     beat_s: time between two signs.  stacks_s: after this time a late rank also writes the stacks of its threads.
@@ -55,16 +56,16 @@ class Heartbeat:
         self._warned = set[str]()
         self._stopped = threading.Event()
 
+    @abstractmethod
     def _late_s(self) -> float:
         """Return for how long this rank has made no progress; 0 if it is not late."""
-        raise NotImplementedError
 
     def _found(self, text: str, speaks: bool) -> None:
         """Report a hang; speaks: True on the first rank that is alive."""
         if speaks:
             self._warn_once(text, "rank")
 
-    def _renew(self) -> None:
+    def _renew(self) -> None:  # noqa: B027  nothing is due while another script is watched
         """Do what is due at each beat."""
 
     def _run(self) -> None:
