@@ -72,7 +72,7 @@ requeue() {
 }
 trap requeue USR1
 
-# Once one node has saved or failed, the others have 120 s to save and end.
+# Once one node has ended, also well, the others have 120 s (preemption.grace).
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
   '--container-image=registry.example#change-me:1.0' \
   --container-mounts=/change-me/data:/data:ro,/change-me/checkpoints:/checkpoints \

@@ -90,7 +90,7 @@ def failure_policy(job: Job) -> str:
     if job.nodes.elastic:
         return "If a node is lost, the others continue until Slurm requeues the job."
     if job.preemption:
-        return f"Once one node has saved or failed, the others have {job.preemption.grace} s to save and end."
+        return f"Once one node has ended, also well, the others have {job.preemption.grace} s (preemption.grace)."
     return "If a node fails, srun ends the others: they would only wait for it."
 
 

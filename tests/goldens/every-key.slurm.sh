@@ -111,7 +111,7 @@ epilogue() {
 }
 trap epilogue EXIT
 
-# Once one node has saved or failed, the others have 120 s to save and end.
+# Once one node has ended, also well, the others have 120 s (preemption.grace).
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --mpi=pmix \
   '--container-image=registry.example#team/train:1.0' \
   --container-mounts=/data:/data:ro,/lustre/checkpoints/team/job:/checkpoints,/local:/cache,/etc/settings:/settings,/etc/keys:/keys \

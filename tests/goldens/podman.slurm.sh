@@ -82,7 +82,7 @@ requeue() {
 }
 trap requeue USR1
 
-# Once one node has saved or failed, the others have 120 s to save and end.
+# Once one node has ended, also well, the others have 120 s (preemption.grace).
 srun --ntasks-per-node=4 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=120 bash -ec job_task & step=$!
 wait "$step" && completed || code=$?
 # Slurm signals the processes itself if it preempts the job.
