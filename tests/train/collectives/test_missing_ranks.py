@@ -150,9 +150,10 @@ def _uneven(what: str) -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def loss(batch: Any) -> Any:
-        return model(batch[0]).mean()
+        mean = model(batch[0]).mean()
+        return mean.detach() if what == "no graph" and run.rank == 1 and mean.requires_grad else mean
 
-    with pytest.raises(UserError) as told, missing_ranks.naming_missing_ranks():
+    with pytest.raises(UserError) as told, run.loop.saved_after_failure():
         for _ in run.epochs(2):
             for batch in run.batches(dataset, 4):
                 if what == "an evaluation" and run.rank == 0:
@@ -182,6 +183,14 @@ def test_a_call_that_one_rank_alone_makes_is_named_on_both(what: str, calls: tup
         assert re.match(rf"rank \d gave up at another place: .*{re.escape(other)} at test_missing_ranks.py:", theirs), (
             message
         )
+
+
+@pytest.mark.slow
+def test_a_loss_without_graph_on_one_rank_is_a_sentence_on_both() -> None:
+    first, second = launched(2, _uneven, "no graph")
+    said = "the function of run.step() returned a tensor of shape () without a graph (after .item(), .detach()"
+    assert second.startswith(said)
+    assert first.startswith("run.step() at test_missing_ranks.py:") and f"rank 1 failed: {said}" in first, first
 
 
 def _with_a_store_that_ends(world: World) -> str:

@@ -114,6 +114,33 @@ def test_a_program_that_does_not_close_its_trainer_ends_all_the_same(tmp_path: P
     assert rank.returncode == 0, said
 
 
+# The watchdog's thread writes signs of life and the owner's file without a pause.
+_FORKING = """
+import sys
+import torch
+from train import Run
+from train.loop import watchdog
+
+watchdog.BEAT_S = 0.001
+run = Run(seed=1, run_dir=sys.argv[1])
+model = run.wrap(torch.nn.Linear(1, 1))
+optimizer, read = torch.optim.SGD(model.parameters(), lr=1e-3), 0
+for epoch in run.epochs(50):
+    for batch in run.batches(torch.utils.data.TensorDataset(torch.ones(2, 1)), 2, workers=1):
+        run.step(lambda part: model(part[0]).mean(), batch, optimizer)
+        read += 1
+print(read, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_hundred_forks_beside_the_threads_of_a_run_end(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_FORKING)
+    ranks = start_ranks(2, program=(str(tmp_path / "program.py"), str(tmp_path)))
+    said = [rank.communicate() for rank in ranks]
+    assert [out.splitlines()[-1:] for out, _ in said] == [["50"]] * 2, said
+
+
 @pytest.mark.slow
 def test_workers_need_no_guard_and_nothing_that_pickles(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_PROGRAM)
