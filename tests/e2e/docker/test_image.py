@@ -151,11 +151,11 @@ def test_base_without_torch_gets_the_release_that_the_dockerfile_fixes(docker: D
     except NoBaseError as reason:
         pytest.skip(f"no base image: {reason}")
     docker.build(other, EMPTY)
-    (fixed,) = re.findall(r"^torch==(\S+)", (ROOT / "docker" / "torch.lock").read_text(), re.M)
+    fixed = re.findall(r"^torch==(\S+)", (ROOT / "docker" / "torch.lock").read_text(), re.M)  # one for each Python
     code = "import torch, torchvision; print(torch.__version__)"
     found = docker("run", "--rm", other, "python3", "-c", code)
     docker("rmi", "--force", other, EMPTY)
-    assert found.partition("+")[0] == fixed
+    assert found.partition("+")[0] in fixed
 
 
 def test_no_cache_and_no_leftover_is_in_the_image(added_files: set[str]) -> None:
