@@ -26,7 +26,7 @@ _SLOW_FILES = """
     jobspec/test_ssh_faults jobspec/test_torchrun_parser jobspec/test_watch train/checkpoints/test_changed_data
     train/checkpoints/test_interrupted_save train/checkpoints/test_resume train/checkpoints/test_transfer
     train/collectives/test_missing_ranks train/cpu/test_shared_memory train/data/test_workers
-    train/datasets/test_image_folder train/ddp/test_wrapper train/loop/test_export train/loop/test_finished_run
+    train/ddp/test_wrapper train/loop/test_export train/loop/test_finished_run
     train/loop/test_interrupt train/loop/test_nonfinite train/loop/test_numerics train/loop/test_out_of_memory
     train/loop/test_preemption train/loop/test_runs_on_a_gpu train/loop/test_techniques train/loop/test_watchdog
     train/records/test_observer train/records/test_profile train/records/test_report

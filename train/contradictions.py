@@ -31,7 +31,7 @@ _EXACT: list[tuple[str, Any, str]] = [
 ]
 # What these models read; other files in train/models/ and train/datasets/ say themselves what they cannot.
 _IMAGE_MODELS = ("mlp", "mnist_bn", "mnist_cnn", "resnet18")
-_IMAGE_DATASETS = ("digits", "fashion_mnist", "image_folder", "mnist", "synthetic")
+_IMAGE_DATASETS = ("digits", "fashion_mnist", "mnist", "synthetic")
 
 
 def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -31,11 +31,10 @@ class Batches:
         samples: what to read: any map-style dataset, or a stream.
         steps: for each step the indices of its samples; n may differ between steps.  A step without indices gives
             sample 0 twice, because a rank without samples needs inputs, too; the caller must not count them.
-            For samples that vary, a ShardSampler: its seed and epoch decide how each is augmented.  Samples vary unless
-            the dataset has an attribute `varies` that says no, or is torch's TensorDataset.
+            A ShardSampler's seed and epoch decide how samples are augmented.
         input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
             and picks each batch by index.  `loader` reads them one by one in the processes of a DataLoader.  `auto`
-            takes memory if the dataset is one of the project's, fits and does not vary.
+            takes memory if the dataset is one of the project's and fits.
         workers: processes of the DataLoader.  collate: makes a batch of samples, as torch's default does.
         local_world_size: processes that share the host's memory, each with its own copy.
     On CUDA a separate stream prepares each batch while the device computes on the batch before it.
@@ -52,17 +51,12 @@ class Batches:
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.device = device
-        varies = getattr(samples, "varies", not isinstance(samples, TensorDataset))
         self._is_ours = hasattr(samples, "mean") and callable(getattr(samples, "tensors", None))
-        if varies and input == "memory":
-            raise UserError(
-                "--input=memory would read each picture once, and augment it once for all epochs: give --input=loader"
-            )
+        varies = not self._is_ours and not isinstance(samples, TensorDataset)
         available_bytes = _MEMORY_SHARE * host_memory_bytes() / local_world_size
         if input == "memory" or (
             input == "auto"
             and self._is_ours
-            and not varies
             and len(samples) * sum(part.nbytes for part in samples[0] if isinstance(part, Tensor)) <= available_bytes
         ):
             self._raw_batches: Iterable[Any] = _InMemory(samples, steps, device)

@@ -15,11 +15,10 @@ Split = Literal["train", "validation"]
 class Samples(Protocol):
     """Samples of one split: labelled images, or rows of tokens, where the target of a token is the next token.
 
-    A map-style torch dataset that can also return everything at once.  An item is an image as uint8 (C, H, W) and its
-    class, or tokens (T,) as uint8 or int32 and their targets as int64 (T,).
+    A map-style torch dataset that can also return everything at once, always the same.  An item is an image as uint8
+    (C, H, W) and its class, or tokens (T,) as uint8 or int32 and their targets as int64 (T,).
     shape: of one sample, (C, H, W) or (T,).  num_classes: number of values that a label, or a token, may have.
     mean, std: of the training images' channels, pixels scaled to 0 … 1; empty for tokens, which stay as they are.
-    varies: True if a sample differs each time it is read, as pictures augmented at random do.
     tensors: all images (N, C, H, W) and all classes (N,); or all tokens and targets, (N, T) each.
     """
 
@@ -31,8 +30,6 @@ class Samples(Protocol):
     def mean(self) -> tuple[float, ...]: ...
     @property
     def std(self) -> tuple[float, ...]: ...
-    @property
-    def varies(self) -> bool: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]: ...
     def tensors(self) -> tuple[Tensor, Tensor]: ...

@@ -3,18 +3,15 @@
 import contextlib
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from torch import Tensor
 
 from train.datasets import Split
-from train.errors import UserError
+from train.errors import UserError, first_line
 
 _DOWNLOAD_TIMEOUT_S = 30.0
-_PREFIX = {"train": "train", "validation": "t10k"}
 _NUM_CLASSES = 10
 
 
@@ -27,7 +24,6 @@ class TensorSamples:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int = _NUM_CLASSES
-    varies: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -47,30 +43,32 @@ class TensorSamples:
 def load_split(dataset: str, data_root: Path, split: Split, seed: int, *, mean: float, std: float) -> TensorSamples:
     """Read DATA_ROOT/`dataset`/raw, where torchvision keeps its files.
 
-    Raises UserError with every file that is missing or damaged, and if images and labels do not fit each other.
+    Raises UserError if files are missing or damaged, or if images and labels do not fit each other.
     """
-    from torchvision.datasets import mnist  # here, because it takes seconds
+    import torchvision.datasets  # here, because it takes seconds
 
     folder = data_root / dataset / "raw"
-    problems: list[str] = []
-    images = _read(folder / f"{_PREFIX[split]}-images-idx3-ubyte", mnist.read_image_file, problems)
-    labels = _read(folder / f"{_PREFIX[split]}-labels-idx1-ubyte", mnist.read_label_file, problems)
-    if images is None or labels is None:
-        raise UserError("\n".join(problems))
-    if len(images) != len(labels) or not 0 <= int(labels.min()) <= int(labels.max()) < _NUM_CLASSES:
+    try:
+        found = getattr(torchvision.datasets, dataset)(data_root, train=split == "train")
+        images, labels = found.data, found.targets
+        if len(images) != len(labels) or not 0 <= int(labels.min()) <= int(labels.max()) < _NUM_CLASSES:
+            what = f"{len(images)} images, {len(labels)} labels and classes up to {int(labels.max())}"
+            raise ValueError(f"the {split} files hold {what}, not one label from 0 to {_NUM_CLASSES - 1} an image")
+    # torchvision documents no type of error for a damaged file: one that is too short raises at least four types.
+    except Exception as error:
+        missing = [name for name in _files() if not (folder / name).exists()]
+        why = f"{', '.join(missing)} missing" if missing else first_line(error)
         raise UserError(
-            f"{folder}: the {split} files hold {len(images)} images, {len(labels)} labels and classes up to "
-            f"{int(labels.max())}; expected as many labels as images, and classes from 0 to {_NUM_CLASSES - 1}. "
-            "Replace both files with an undamaged pair"
-        )
+            f"cannot read {dataset}: {why}. {folder} must hold torchvision's four files, undamaged and unpacked; "
+            f"--data-root is the folder that holds {dataset}/raw"
+        ) from None
     return TensorSamples(images.unsqueeze(1), labels, (mean,), (std,))
 
 
 def download(dataset: str, data_root: Path) -> None:
     """Let torchvision fetch what is missing; a failure is only a note on stderr, as reading then names the files."""
     folder = data_root / dataset / "raw"
-    names = [f"{prefix}-{kind}-ubyte" for prefix in _PREFIX.values() for kind in ("images-idx3", "labels-idx1")]
-    if all((folder / name).exists() for name in names):
+    if all((folder / name).exists() for name in _files()):
         return
     import torchvision.datasets
 
@@ -86,23 +84,5 @@ def download(dataset: str, data_root: Path) -> None:
         socket.setdefaulttimeout(before)
 
 
-def _read(file: Path, reader: Callable[[str], Tensor], problems: list[str]) -> Tensor | None:
-    if not file.exists():
-        packed = file.with_name(f"{file.name}.gz")
-        remedy = f"run gunzip {packed}" if packed.exists() else "put it there"
-        problems.append(
-            f"{file} is missing: {remedy}, or give --data-root the folder that holds "
-            f"{file.parent.parent.name}/{file.parent.name}/{file.name}"
-        )
-        return None
-    try:
-        tensor = reader(str(file))
-    # torchvision documents no type of error for a damaged file: a file that is too short raises at least four types.
-    except Exception as error:
-        reason = str(error) or "unexpected bytes"
-        problems.append(f"cannot read {file}: {reason}. Replace it with an undamaged, readable copy")
-        return None
-    if not len(tensor):
-        problems.append(f"{file} is empty. Replace it with an undamaged copy")
-        return None
-    return tensor
+def _files() -> list[str]:
+    return [f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]

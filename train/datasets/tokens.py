@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ class TokenSamples:
     context: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    varies: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenSamples, (self.file, self.num_classes, self.context)

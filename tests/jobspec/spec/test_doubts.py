@@ -129,7 +129,7 @@ def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool,
     ]:
         assert notes_of(target, *train, *settings) == (lost if in_container and not kept else [])
     assert notes_of("compose", *train, "workdir=/runs", "train.checkpoint_dir=ck") == []
-    data = ["train.checkpoint_dir=/runs/a", "train.dataset=image_folder", f"train.data_root={path}"]
+    data = ["train.checkpoint_dir=/runs/a", "train.dataset=tokens", f"train.data_root={path}"]
     ours = f"train.data_root is {path}, which is inside the container: mount a source or claim there"
     said = [] if kept else [f"{ours}, unless the image has the data"]
     assert (notes_of("compose", *train, *data), notes_of("torchrun", *train, *data)) == (said, [])

@@ -25,11 +25,7 @@ Drawn = dict[tuple[int, int], bytes]
 class _Noise:
     """Every pixel is random; so two images are equal only if their random numbers were."""
 
-    varies: bool = True
     shape: tuple[int, int, int] = (1, 4, 4)
-    num_classes: int = _SAMPLES
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.3,)
 
     def __len__(self) -> int:
         return _SAMPLES

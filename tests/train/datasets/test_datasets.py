@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchvision.models import ResNet18_Weights
 
 from tests.idx import write_split
 from train import datasets
 from train.config import available
 from train.datasets import Samples, Split, _torchvision
-from train.datasets.image_folder import FolderSamples
 from train.errors import UserError
 
 # Of images that are always the same; the others have a file of their own.
-DATASETS = [name for name in available("datasets") if name not in ("tokens", "image_folder")]
+DATASETS = [name for name in available("datasets") if name != "tokens"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 FILES = [f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -80,11 +78,6 @@ def test_digits_name_the_package_that_holds_them(monkeypatch: pytest.MonkeyPatch
         datasets.load("digits", "", "train", 0)
 
 
-def test_pictures_of_a_folder_are_normalised_as_torchvisions_weights_expect() -> None:
-    expected = ResNet18_Weights.DEFAULT.transforms()
-    assert [[*FolderSamples.mean], [*FolderSamples.std]] == [expected.mean, expected.std]
-
-
 def test_another_seed_split_or_index_is_another_synthetic_image_without_torchs_generator() -> None:
     images, before = set[bytes](), torch.get_rng_state()
     for seed, split in product((0, 1, 2**32 - 1), SPLITS):
@@ -115,9 +108,10 @@ def test_idx_files_are_found_where_torchvision_keeps_them(name: str, folder: str
     assert bytes(samples.tensors()[0].flatten().tolist()) == content[16:]
 
 
-def test_a_file_that_is_there_only_packed_is_named_with_the_command_that_unpacks_it(raw: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_named_with_the_folder_where_it_belongs(raw: Path, tmp_path: Path) -> None:
     (raw / FILES[0]).rename(raw / f"{FILES[0]}.gz")
-    with pytest.raises(UserError, match=rf"^\S*{FILES[0]} is missing: run gunzip {raw / FILES[0]}.gz, .*{FILES[0]}$"):
+    where = rf"{raw} must hold torchvision's four files, undamaged and unpacked; --data-root is .*MNIST/raw$"
+    with pytest.raises(UserError, match=f"^cannot read MNIST: {FILES[0]} missing. {where}"):
         datasets.load("mnist", str(tmp_path), "train", 0)
 
 
@@ -126,15 +120,6 @@ def test_a_download_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "MNIST").write_text("")
     _torchvision.download("MNIST", tmp_path)
     assert re.search(r"note: could not download MNIST to .*MNIST/raw: .*(exists|directory)", capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_missing_files_are_all_named_with_the_place_where_they_belong(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refusal:
-        datasets.load(name, str(tmp_path), "train", 0)
-    for line, file in zip(str(refusal.value).splitlines(), FILES[:2], strict=True):
-        assert line.startswith(f"{tmp_path}/{FOLDERS[name]}/raw/{file} is missing: put it there")
-        assert f"--data-root the folder that holds {FOLDERS[name]}/raw/{file}" in line
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -150,16 +135,13 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("files", [FILES[1:2], FILES[:2]], ids=" ".join)
-def test_damaged_files_are_all_named_with_what_to_do(
-    raw: Path, tmp_path: Path, files: list[str], damage: Callable[[bytes], bytes]
+@pytest.mark.parametrize("file", FILES[:2])
+def test_a_damaged_file_is_named_with_its_folder_and_what_is_wrong(
+    raw: Path, tmp_path: Path, file: str, damage: Callable[[bytes], bytes]
 ) -> None:
-    for file in files:
-        (raw / file).write_bytes(damage((raw / file).read_bytes()))
-    with pytest.raises(UserError) as refusal:
+    (raw / file).write_bytes(damage((raw / file).read_bytes()))
+    with pytest.raises(UserError, match=rf"^cannot read MNIST: \S.* {raw} must hold .*undamaged"):
         datasets.load("mnist", str(tmp_path), "train", 0)
-    for line, file in zip(str(refusal.value).splitlines(), files, strict=True):
-        assert str(raw / file) in line and "Replace" in line
 
 
 @pytest.mark.parametrize(
@@ -167,13 +149,13 @@ def test_damaged_files_are_all_named_with_what_to_do(
     [
         (5, [0] * 4, "the train files hold 5 images, 4 labels"),
         (4, [0] * 5, "the train files hold 4 images, 5 labels"),
-        (1, [10], "classes up to 10; expected .* classes from 0 to 9"),
+        (1, [10], "classes up to 10, not one label from 0 to 9 an image"),
     ],
 )
 def test_images_and_labels_that_do_not_fit_are_named_with_their_numbers(
-    tmp_path: Path, num_images: int, labels: list[int], says: str
+    raw: Path, tmp_path: Path, num_images: int, labels: list[int], says: str
 ) -> None:
     images = torch.zeros((num_images, 28, 28), dtype=torch.uint8)
-    write_split(tmp_path / "MNIST" / "raw", images, torch.tensor(labels).byte())
+    write_split(raw, images, torch.tensor(labels).byte())
     with pytest.raises(UserError, match=says):
         datasets.load("mnist", str(tmp_path), "train", 0)
