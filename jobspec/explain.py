@@ -13,8 +13,6 @@ from jobspec.environment import SetBy
 from jobspec.plan import Plan, Rank
 from jobspec.problems import printable
 from jobspec.slurm.task import train_timeout
-from jobspec.spec.fields import quantity
-from jobspec.spec.files import workdir
 from jobspec.targets import Target, template
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
@@ -81,7 +79,6 @@ def as_json(explanation: Explanation) -> str:
         "node_names": explanation.node_names,
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
         "topology": dict(explanation.target.near(plan.job)),
-        "inside": _inside(explanation),
         "environment": listed(0, differ=False),
     }
     rows = (
@@ -121,7 +118,6 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     yield f"{plan.job.name} on {target}: {processes}, {plan.backend} rendezvous{meet}"
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."
-    yield from (f"{kind}: {words}" for kind, words in _inside(explanation).items())
     if near := explanation.target.near(plan.job):
         yield "topology: " + ", ".join(f"{name}={value}" for name, value in near.items())
     if nodes.elastic:
@@ -181,24 +177,6 @@ def _shown(value: str) -> str:
     """Return a value on one line, in quotes if it is empty, unprintable, or begins or ends with a space."""
     plain = value.isprintable() and value == value.strip() and value
     return value if plain else printable(json.dumps(value, ensure_ascii=False))
-
-
-def _inside(explanation: Explanation) -> dict[str, str]:
-    """Return what the processes see in place of their node's files, in words, by kind; empty without a container."""
-    job, name = explanation.plan.job, explanation.target.name
-    if "image" not in explanation.target.uses or job.image is None or (name == "slurm" and job.slurm.runtime == "none"):
-        return {}
-    mounts, has_pods = list[str](), "kubernetes.namespace" in explanation.target.uses
-    for mount in job.mounts:
-        # Where a spec gives both, Kubernetes mounts the volume, the others the folder.
-        held = mount.scratch and quantity(mount.scratch)
-        volume = mount.volume and f"{mount.volume.replace('_', ' ')} {held or getattr(mount, mount.volume)}"
-        volume = volume and f"{mount.sub_path} of {volume}" if mount.sub_path else volume
-        held_there = volume or mount.folder if has_pods else mount.folder or volume
-        mounts.append(f"{mount.path} from {held_there}{' (read only)' * mount.read_only}")
-    folder = job.workdir if name == "slurm" else workdir(job)
-    found = {"image": job.image, "working folder": folder, "mounts": ", ".join(mounts)}
-    return {kind: printable(words) for kind, words in found.items() if words}
 
 
 def _columns(head: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:

@@ -154,15 +154,6 @@ def holder_of(job: Job, name: SecretName) -> str:
     return name.secret or job.kubernetes.secret or job.name
 
 
-def beyond_baseline(job: Job) -> list[str]:
-    """List what the spec requests beyond the Pod Security Standard baseline, in words."""
-    asked = {
-        "folders of the node": any(mount.volume is None for mount in job.mounts),
-        "IPC_LOCK for RDMA": job.resources.rdma,
-    }
-    return [what for what, wanted in asked.items() if wanted]
-
-
 def _notes(job: Job) -> Iterator[str]:
     containers = job.kubernetes.pod.get("containers", [])
     if job.kubernetes.pod:
@@ -173,12 +164,6 @@ def _notes(job: Job) -> Iterator[str]:
         yield "others belongs under initContainers, with restartPolicy: Always."
     if job.kubernetes.security == "restricted" and job.kubernetes.run_as_user is None:
         yield "The image's user must be a number, not 0 (USER 1000), or set by kubernetes.run_as_user or OpenShift."
-    if job.kubernetes.queue is not None and (job.kubernetes.tolerations or "tolerations" in job.kubernetes.pod):
-        yield "If the queue's ResourceFlavor has tolerations, repeat them in kubernetes.tolerations: Kueue adds what is"
-        yield "not there to the list of a Job, JobSet or PyTorchJob, and a second apply would be refused."
-    if beyond_baseline(job):
-        yield f"Not allowed by the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
-        yield "The namespace must not enforce this standard."
     if job.kubernetes.pod.get("hostNetwork"):
         yield "No NetworkPolicy holds on the host's network: a firewall must keep others from the job's ports."
     for secret in sorted({holder_of(job, name) for name in job.secrets}):

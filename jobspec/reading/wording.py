@@ -1,6 +1,5 @@
 """Turn pydantic's errors into findings in the words of the spec's author."""
 
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -17,18 +16,6 @@ from jobspec.spec.job import Job
 from jobspec.spec.value import QUOTES
 from train.config import expected, nearest
 
-# What other tools call our keys, in words that do not resemble them.
-_ELSEWHERE = {
-    **dict.fromkeys(["script", "args"], "command"),
-    **dict.fromkeys(["gpus", "ntasks", "ntasks_per_node"], "procs_per_node"),
-    "container": "image",
-    "environment": "env",
-    "mem": "memory",
-    "modules": "setup",
-    "requeue": "preemption",
-    "time": "time_limit",
-    "volumes": "mounts",
-}
 _UNKNOWN = "extra_forbidden"
 KEY = "[key]"  # the last part of pydantic's path to a wrong key in a mapping with user-chosen names
 
@@ -68,7 +55,7 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     if kind == "model_type":
         hint = f"its keys: {', '.join(_fields_at(path))}"
     elif kind == "list_type" and isinstance(value, str):
-        words = _words(value, source.values.get("no_python") is True) if path == ("command",) else "…"
+        words = ", ".join(map(yaml, value.removeprefix("python ").split())) if path == ("command",) else "…"
         hint = f"write {path[-1]}: [{words}]"
     elif hint == QUOTES and is_secret(path, source.secrets):
         hint = ""
@@ -81,19 +68,9 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value, path, source.secrets)}", hint, on_key)
 
 
-def _words(command: str, no_python: bool) -> str:
-    """Return a command line as the elements of a list, without the `python` that torchrun starts itself."""
-    try:
-        words = shlex.split(command if no_python else re.sub(r"^python3? +(?=-m |[^-])", "", command))
-    except ValueError:  # a quotation mark without another
-        return "…"
-    return ", ".join(map(yaml, words))
-
-
 def _unknown_key(path: Path) -> Finding:
-    above, written = path[:-1], str(path[-1])
-    message = f'unknown key "{written}"' + (f' in "{dotted(above)}"' if above else "")
-    key = _own(written)
+    above, key = path[:-1], str(path[-1])
+    message = f'unknown key "{key}"' + (f' in "{dotted(above)}"' if above else "")
     if guess := _meant(path):
         hint = f'did you mean "{guess}"?'
     elif homes := _homes(key):
@@ -105,14 +82,8 @@ def _unknown_key(path: Path) -> Finding:
 
 def _meant(path: Path) -> str | None:
     """Return the key of the same mapping that an unknown one stands for; None if it belongs to another mapping."""
-    key, fields = _own(str(path[-1])), _fields_at(path[:-1])
-    if key in fields:
-        return key
-    return None if _homes(key) else nearest(key, fields)
-
-
-def _own(word: str) -> str:
-    return _ELSEWHERE.get(word.replace("-", "_"), word)
+    key = str(path[-1])
+    return None if _homes(key) else nearest(key, _fields_at(path[:-1]))
 
 
 def _homes(key: str) -> list[Path]:

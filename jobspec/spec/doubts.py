@@ -16,7 +16,6 @@ _NAMES = r"(?:HOME|USER|PWD|SCRATCH|WORK|TMPDIR|PATH|LD_LIBRARY_PATH|PYTHONPATH|
 _VARIABLE = re.compile(rf"\$(?:{_NAMES}\b|\{{{_NAMES}\}})")
 _ASSIGNED = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?([^\s\"']+)")
 _LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders of a node alone
-_EXIT = re.compile(r"(?:^|[;{]|&&)\s*exit\b")  # `a || exit 1` may be meant
 
 
 def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()) -> Iterator[str]:
@@ -58,8 +57,6 @@ def _in_setup(job: Job) -> Iterator[str]:
         for name, value in _ASSIGNED.findall(line):
             if names_secret(name) and not value.startswith("$"):
                 yield f"setup[{number}] sets {name}, which looks like a secret; secrets: [{name}] keeps its value out"
-        if _EXIT.search(line):
-            yield f"setup[{number}] contains exit, which ends the job before its processes start; leave it out"
 
 
 def _on_one_node(job: Job) -> Iterator[str]:
@@ -83,7 +80,7 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
     why = dict.fromkeys(
         ("checkpoint_dir", "run_dir", "export"), "lost with the container: mount a source or claim there"
     )
-    if job.train and job.train.dataset not in ("synthetic", "mnist", "fashion_mnist"):  # made or downloaded
+    if job.train and job.train.dataset not in ("digits", "synthetic", "mnist", "fashion_mnist"):  # made or fetched
         why["data_root"] = "inside the container: mount a source or claim there, unless the image has the data"
     for key, reason in why.items():
         path = getattr(job.train, key, None)

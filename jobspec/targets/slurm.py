@@ -87,17 +87,11 @@ def _notes(job: Job) -> Iterator[str]:
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         decides = "the command itself decides how long it waits for the other nodes"
         yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."
-    if slurm.launcher == "srun" and job.rendezvous.host and job.nodes.max == 1:
-        yield "Not used here: rendezvous.host; one node meets no other."
     if slurm.runtime != "none" and any(mount.empty for mount in job.mounts):
         yield "Not used here: the size of scratch; nothing limits it."
-    if slurm.runtime == "pyxis" and "@" in (job.image or ""):
-        yield "An image with a digest needs enroot 4.0 or newer."
     for log in (str(slurm.options.get(name, "")) for name in ("output", "error")):
         if "/" in log:
             yield f"Create the folder of {log} first: without it Slurm ends the job and reports no error."
-    if slurm.launcher == "srun" and (left := (job.resources.cpus or 0) % job.procs_per_node):
-        yield f"Not used here: {left} of {job.resources.cpus} resources.cpus; each task gets the same number."
 
 
 TARGET = Target(

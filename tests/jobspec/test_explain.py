@@ -173,34 +173,6 @@ def test_a_wait_is_shown_only_where_something_waits_so_long(keys: str, waits: bo
     assert table.splitlines()[0].endswith("static rendezvous within 900 s" if waits else "static rendezvous")
 
 
-_INSIDE = """nodes: 1
-procs_per_node: 1
-command: [mine.py]
-image: team/train:1.0
-workdir: /app
-mounts:
-- {path: /data, source: /lustre/data, claim: data, sub_path: a, read_only: true}
-- {path: /x, scratch: 2GiB}
-"""
-
-
-@pytest.mark.parametrize(
-    ("target", "mounts"),
-    [
-        ("slurm", None),
-        ("compose", "/data from /lustre/data/a (read only), /x from scratch 2Gi"),
-        ("indexedjob", "/data from a of claim data (read only), /x from scratch 2Gi"),
-    ],
-)
-def test_what_a_container_shows_of_its_node_is_said(target: str, mounts: str | None, tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(f"name: job\ndevice: cpu\n{_INSIDE}")
-    inside = {"image": "team/train:1.0", "working folder": "/app", "mounts": mounts} if mounts else {}
-    told, table = explained(target, job)
-    assert table.split("\n\n")[0].splitlines()[1:] == [f"{kind}: {words}" for kind, words in inside.items()]
-    assert told["inside"] == inside
-
-
 def test_table_of_torchrun(spec: Path, golden: Any) -> None:
     """Read it: this is what people see."""
     _, static = explained("torchrun", spec)

@@ -157,8 +157,6 @@ _SCRATCH = {"mounts": [{"scratch": "1GiB", "path": "/d"}]}
         ("indexedjob", {"kubernetes": {"scheduler": "kai-scheduler"}}, 'kai.scheduler/batch-min-member: "2"'),
         ("pytorchjob", {"nodes": 256}, "starts no other job meanwhile"),
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
-        ("slurm", {"resources.cpus": 7, "procs_per_node": 2, "slurm": {"launcher": "srun"}}, "Not used here: 1 of 7"),
-        ("slurm", {"image": "a@sha256:0", "slurm": {"runtime": "pyxis"}}, "An image with a digest needs enroot 4.0"),
         ("compose", _SCRATCH, "the size of scratch; nothing limits it."),
         ("slurm", {**_SCRATCH, "slurm": {"runtime": "pyxis"}}, "the size of scratch; nothing limits it."),
         ("slurm", {"resources.shm": "1GiB"}, "Not used here: resources.shm"),
