@@ -74,7 +74,7 @@ def plans_of(
 def _specs_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Source]:
     """Return the spec of each combination of a sweep, or only of number `index`; without a sweep, the spec itself."""
     number = sweep.size(spec)
-    if index is not None and index >= number:
+    if index is not None and not 0 <= index < number:
         message, hint = f"the sweep has {number} combinations, numbered 0 to {number - 1}", ""
         if number == 0:
             message, hint = "the spec has no sweep", "leave --sweep-index out"

@@ -129,13 +129,7 @@ def _takes_spec(command: argparse.ArgumentParser) -> None:
     text = "set a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated"
     command.add_argument("--set", metavar="KEY=VALUE", dest="overrides", action="append", default=[], help=text)
     text = "take only combination N of the spec's sweep; the first is 0"
-    command.add_argument("--sweep-index", metavar="N", type=_combination, help=text)
-
-
-def _combination(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 3):
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 999, not {text}")
-    return int(text)
+    command.add_argument("--sweep-index", metavar="N", type=int, help=text)
 
 
 # A command returns what it prints and its exit code, and adds to `args.notes` what stderr gets.

@@ -49,18 +49,5 @@ def _may_be_replaced(path: Path) -> bool:
 
 
 def unusable_file(error: OSError) -> str:
-    """Say which file could not be read or written, why, and what to do."""
-    if error.filename is None:
-        return f"stdout: {error.strerror}"
-    path = Path(os.fsdecode(error.filename))
-    hint = ""
-    if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
-        hint = f"there is no folder {path.parent}"
-    elif isinstance(error, FileNotFoundError):
-        from train.config import nearest
-
-        stems = {entry.stem: entry.name for entry in sorted(path.parent.iterdir())}
-        meant = nearest(path.stem, stems)
-        hint = f"did you mean {stems[meant]}?" if meant else ""
-    text = f"{printable(str(path))}: {error.strerror}"
-    return f"{text}\n  hint: {printable(hint)}" if hint else text
+    """Say which file could not be read or written, and why."""
+    return f"{'stdout' if error.filename is None else printable(os.fsdecode(error.filename))}: {error.strerror}"

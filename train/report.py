@@ -13,7 +13,7 @@ from pathlib import Path
 
 from train.errors import UserError, refuse_without
 from train.records.curves import draw
-from train.records.runs import RunRecords, difference, differing_settings, read_runs
+from train.records.runs import RunRecords, difference, read_runs
 
 _STYLE = """
 body { font: 16px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff; }
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     named = "a folder that was the --run-dir of a run"
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN_DIR", help=named)
-    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="say and draw where two runs differ")
+    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="say where two runs differ")
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: %(default)s)")
     options = parser.parse_args(argv)
     folders = list(dict.fromkeys([*options.runs, *(options.diff or [])]))
@@ -45,13 +45,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         refuse_without("matplotlib", "train.report", "report")
         runs = read_runs(folders)
-        words, pair = None, None
+        words = None
         if options.diff is not None:
-            pair = runs[folders.index(options.diff[0])], runs[folders.index(options.diff[1])]
-            words = difference(*pair)
+            words = difference(*(runs[folders.index(folder)] for folder in options.diff))
             print(words)
         out.mkdir(parents=True, exist_ok=True)
-        pictures = draw(runs, out, pair)
+        pictures = draw(runs, out)
         (out / "report.html").write_text(page(runs, pictures, words), encoding="utf-8")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -68,8 +67,6 @@ def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str 
     parts = [f"<h1>{escape(', '.join(run.name for run in runs))}</h1>", _table(_summary(runs))]
     if differences is not None:
         parts += ["<h2>Where the runs differ</h2>", f"<pre>{escape(differences)}</pre>"]
-    if len(runs) > 1:
-        parts += ["<h2>Settings that differ</h2>", _table(_settings(runs))]
     parts += ["<h2>Curves</h2>", '<div class="curves">', *map(_image, pictures), "</div>"]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -96,17 +93,6 @@ def _summary(runs: Sequence[RunRecords]) -> list[list[str]]:
         }
         rows.append([str(value) for value in row.values()])
     return [[*row], *rows]
-
-
-def _settings(runs: Sequence[RunRecords]) -> list[list[str]]:
-    """Return the settings in which any run differs from the first one."""
-    differing = [differing_settings(runs[0], run) for run in runs]  # the first run differs from itself in nothing
-    rows = [["setting", *(run.name for run in runs)]]
-    for key in sorted(set().union(*differing)):
-        pairs = [settings.get(key) for settings in differing]
-        own = next(pair[0] for pair in pairs if pair is not None)
-        rows.append([key, *(str(own if pair is None else pair[1]) for pair in pairs)])
-    return rows
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

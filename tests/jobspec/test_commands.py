@@ -18,8 +18,7 @@ from tests.command_line import QUICKSTART, ROOT, command_line
         (["kubernetes", QUICKSTART], "argument COMMAND: invalid choice: 'kubernetes' (choose from"),
         (["torchrun"], "render-job torchrun: error: the following arguments are required: FILE"),
         (["torchrun", QUICKSTART, "--noes=3"], "render-job torchrun: error: unrecognized arguments: --noes=3\n"),
-        (["torchrun", QUICKSTART, "--sweep-index", "-1"], "--sweep-index: must be a number from 0 to 999, not -1\n"),
-        (["torchrun", QUICKSTART, "--sweep-index", "1000"], "must be a number from 0 to 999, not 1000\n"),
+        (["torchrun", QUICKSTART, "--sweep-index", "one"], "--sweep-index: invalid int value: 'one'\n"),
         (["torchrun", QUICKSTART, "-o", "-"], "error: -o - names no file; without -o, the output goes to stdout\n"),
         (["schema", QUICKSTART], "render-job schema: error: unrecognized arguments: "),
     ],
@@ -40,17 +39,13 @@ def test_version_is_that_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["torchrun", "none/job.yaml"], "none/job.yaml: No such file or directory\n  hint: there is no folder none\n"),
-        (["torchrun", "jobs.yaml"], "jobs.yaml: No such file or directory\n  hint: did you mean job.yaml?\n"),
+        (["torchrun", "none/job.yaml"], "none/job.yaml: No such file or directory\n"),
         (["torchrun", "."], ".: Is a directory\n"),
         (["torchrun", "/proc/self/mem"], "/proc/self/mem: Input/output error\n"),  # opens, and cannot be read
-        (
-            ["torchrun", "job.yaml", "-o", "none/job.sh"],
-            "none/job.sh: No such file or directory\n  hint: there is no folder none\n",
-        ),
+        (["torchrun", "job.yaml", "-o", "none/job.sh"], "none/job.sh: No such file or directory\n"),
     ],
 )
-def test_file_that_cannot_be_read_or_written_is_exit_1_with_its_name_and_a_hint(
+def test_file_that_cannot_be_read_or_written_is_exit_1_with_its_name(
     tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     (tmp_path / "job.yaml").write_bytes(Path(QUICKSTART).read_bytes())

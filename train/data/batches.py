@@ -1,6 +1,8 @@
 """Batches on this rank's device: samples stay integers until they are cast and normalised, a whole batch at a time."""
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -13,9 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from train.data.reading import Augmented, Stream
 from train.data.sampler import ShardSampler
-from train.data.workers import deaf, init_worker
 from train.errors import UserError
 from train.world.cgroup import host_memory_bytes
+from train.world.signals import SIGNALS, stop_with_parent
 
 # The part of the memory available to a process that its copy of a dataset may take.
 _MEMORY_SHARE = 0.25
@@ -75,6 +77,7 @@ class Batches:
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0 and self._is_ours,  # another dataset may change between epochs
                 worker_init_fn=init_worker,
+                # Forked: a script needs no guard of its main part, and what it reads need not be picklable.
                 multiprocessing_context="fork" if workers > 0 else None,
             )
         of_channels = (samples.std, samples.mean) if self._is_ours else ((), ())
@@ -155,6 +158,25 @@ class Keys:
         for indices in self.steps:
             epoch = self.steps.epoch if isinstance(self.steps, ShardSampler) else 0
             yield [(epoch, index) for index in indices or [0, 0]]
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Let processes that are forked in the block have the signals that ask for an end blocked from the beginning.
+
+    A scheduler, like Ctrl-C in a terminal, signals all processes of a job.  But a rank needs its workers to finish its
+    current step.
+    """
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def init_worker(worker: int) -> None:
+    """End at once with the rank: a worker also has its connections open, and its peers would not see them close."""
+    stop_with_parent(signal.SIGKILL)
 
 
 def pieces(batch: Any, sizes: Sequence[int], num_blanks: int = 2) -> list[Any]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ class TokenSamples:
     """Row i holds the tokens i·T … i·T+T-1 and their targets, which lie one token further; see train.datasets.Samples.
 
     file: a NumPy file of one dimension, uint8 or int32, mapped into memory: only the rows that are read come from the
-        disk.  A DataLoader's process gets its name and maps it again; a tensor would be copied into /dev/shm.
+        disk.
     """
 
     file: Path
@@ -40,9 +39,6 @@ class TokenSamples:
     context: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenSamples, (self.file, self.num_classes, self.context)
 
     @cached_property
     def tokens(self) -> Tensor:

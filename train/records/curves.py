@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from train.records.observer import EpochRecord, StepRecord, own_names
-from train.records.runs import RunRecords, relative
+from train.records.runs import RunRecords
 
 Points = list[tuple[float, float]]
 
@@ -63,7 +63,7 @@ def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:
     of = {
         name: kind for run, kind in kinds for record in getattr(run, kind).values() for name in record.keys() - _KNOWN
     }
-    curves, stems = list[Curve](), Counter(["difference", *(Path(curve.file).stem for curve in CURVES)])
+    curves, stems = list[Curve](), Counter(Path(curve.file).stem for curve in CURVES)
     for name in sorted(of):
         stem = re.sub(r"\W", "-", name)
         stems[stem] += 1
@@ -72,25 +72,13 @@ def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:
     return curves
 
 
-def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
-    """Return a run whose loss is the difference of two runs, as a share of the larger loss, where they differ."""
-    common = first.steps & second.steps.keys()
-    apart = {step: relative(first.steps[step]["loss"], second.steps[step]["loss"]) for step in common}
-    steps = {step: {"step": step, "loss": share} for step, share in apart.items() if share}
-    return RunRecords(f"{first.name} and {second.name} apart", steps=steps)
-
-
-def draw(runs: Sequence[RunRecords], folder: Path, compared: tuple[RunRecords, RunRecords] | None = None) -> list[Path]:
-    """Draw what the runs have, and how the two in `compared` differ; return the files."""
-    curves = [*CURVES, *_own_metrics(runs)]
-    drawn = [_drawn(curve, runs, folder) for curve in curves]
-    if compared is not None:
-        apart = Curve("difference.png", "difference of the training losses", "share of the larger loss", "loss")
-        drawn.append(_drawn(apart, [_difference(*compared)], folder, "log"))
+def draw(runs: Sequence[RunRecords], folder: Path) -> list[Path]:
+    """Draw what the runs have; return the files."""
+    drawn = [_drawn(curve, runs, folder) for curve in [*CURVES, *_own_metrics(runs)]]
     return [file for file in drawn if file is not None]
 
 
-def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, yscale: str = "linear") -> Path | None:
+def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path) -> Path | None:
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
     if not any(curve.points(run, curve.name) for run in runs):
@@ -105,7 +93,7 @@ def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, yscale: str =
             points = _running_means(points, len(points) // _WINDOWS)
         _line(axes, points, label=run.name, **look)
         _line(axes, curve.points(run, curve.dashed), linestyle="--", **look)
-    axes.set(title=curve.title, xlabel="step", ylabel=curve.unit, yscale=yscale)
+    axes.set(title=curve.title, xlabel="step", ylabel=curve.unit)
     axes.grid(True, alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(folder / curve.file, dpi=140)

@@ -14,8 +14,6 @@ Record = dict[str, Any]
 # Settings that change where records go and how often, not what is computed.
 _WITHOUT_EFFECT = {"run_dir", "checkpoint_dir", "checkpoint_every", "resume", "log_every"}
 _WITHOUT_EFFECT |= {"tensorboard", "profile", "log_slices"}
-# Rounding changes a loss by less than the first limit; its consequences, by less than the second.
-_APART = (1e-4, 0.01)
 
 
 @dataclass
@@ -135,15 +133,8 @@ def _losses(first: RunRecords, second: RunRecords) -> list[str]:
     before = f"losses are the same numbers up to step {step - 1} and" if step > pairs[0][0] else "losses"
     lines.append(
         f"{before} first differ at {place}: {one:.6g} and {two:.6g}; the difference is "
-        f"{relative(one, two):.2g} of the larger one"
+        f"{abs(one - two) / max(abs(one), abs(two)):.2g} of the larger one"
     )
-    for limit in _APART:
-        beyond = [step for step, one, two in apart if relative(one, two) > limit]
-        if beyond:
-            lines.append(f"more than {limit:.2%} apart at {len(beyond)} steps, first at step {beyond[0]}")
-        else:
-            lines.append(f"never more than {limit:.2%} apart in {len(pairs)} steps")
-            break
     return lines
 
 
@@ -157,8 +148,3 @@ def _ends(first: RunRecords, second: RunRecords) -> list[str]:
         same = first.end["weights_sha256"] == second.end["weights_sha256"]
         lines.append("the final weights are " + ("identical" if same else "different"))
     return lines
-
-
-def relative(one: float, two: float) -> float:
-    """Return the difference of two losses as a share of the larger one."""
-    return abs(one - two) / max(abs(one), abs(two), 1e-300)
