@@ -32,9 +32,8 @@ _NAME = re.compile(r"step-\d{8,}")
 class Checkpoints:
     """The checkpoints of one run, saved by rank 0 in a background thread.
 
-    folder: CHECKPOINT_DIR; made if absent.  keep: how many of the newest checkpoints to keep.
-    say: reports what cannot be removed, such as a file that NFS keeps because a process has it open.
-    cleans: whether to remove what an interrupted save has left.
+    keep: how many of the newest to keep.  say: reports what cannot be removed, such as a file that NFS keeps because a
+    process has it open.  cleans: whether to remove what an interrupted save has left.
     Raises UserError if the folder cannot be written, or (later) if a save failed.
     """
 
@@ -182,13 +181,11 @@ def find_checkpoint(
     read: Callable[[Path], io.BytesIO] = read_checkpoint,
     agreed: Callable[[list[Path]], list[Path]] = list,
 ) -> io.BytesIO | None:
-    """Return the verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
+    """Return the verified bytes of the checkpoint that `resume` asks for, or None for a new run.
 
-    resume: never, auto (the newest undamaged one in `folder`) or the path of one checkpoint.
     say: reports which checkpoint was found, and which were skipped and why.
-    read: as read_checkpoint; agreed: returns rank 0's list on all ranks.  For ranks that read together.
-    Raises UserError if the named checkpoint, or every checkpoint in `folder`, is damaged.  Raises it also for a new run
-    in a folder with checkpoints of an earlier run.
+    read, agreed: for ranks that read together, as read_checkpoint, and return rank 0's list on all of them.
+    Raises UserError if the named one or all are damaged, and for a new run in a folder with checkpoints.
     """
     found = agreed(_newest_first(folder) if folder is not None and folder.is_dir() else [])
     inside = folder is not None and Path(resume).resolve().parent == folder.resolve()

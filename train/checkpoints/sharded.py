@@ -54,10 +54,7 @@ class ShardedCheckpoints(Checkpoints):
             probe.rmdir()
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Save `state`, whose part `shards` differs between the ranks.  Returns as soon as `state` may change again.
-
-        Raises SharedError if a rank could not write its part.
-        """
+        """Save `state`, whose part `shards` differs between the ranks.  Returns as soon as `state` may change again."""
         with mistakes_shared_by_all_ranks():
             try:
                 if self._world.rank == 0:

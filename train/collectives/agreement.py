@@ -79,9 +79,8 @@ class Stopped(SystemExit):
 class StopAgreement:
     """Lets all ranks of a job learn after the same step that one of them was asked to stop.
 
-    The ranks ask each other about once in `_REACTION_S`, not after each step.  The answer holds the step time of the
-    slowest rank.  From this time all ranks compute after how many steps they ask again: at most `_MOST_STEPS`, because
-    steps may suddenly take longer.  Each question costs one all-reduce of two numbers.
+    The ranks ask each other about once in `_REACTION_S`, not after each step.  From the step time of the slowest rank
+    all compute after how many steps they ask again: at most `_MOST_STEPS`, because steps may suddenly take longer.
     """
 
     def __init__(self, signal: StopSignal) -> None:

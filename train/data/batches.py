@@ -183,8 +183,7 @@ def pieces(batch: Any, sizes: Sequence[int], num_blanks: int = 2) -> list[Any]:
     """Return the batch cut along the first dimension of its tensors into as many samples as `sizes` say.
 
     A piece of size 0 has `num_blanks` samples of the batch that the caller must not count: a rank that takes part
-    without samples needs inputs.
-    Raises UserError if the batch holds something that cannot be cut, which matters only if there is something to cut.
+    without samples needs inputs.  Raises UserError if something has to be cut that cannot be.
     """
     if len(sizes) == 1 and (sizes[0] or num_blanks):
         return [batch]

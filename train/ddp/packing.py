@@ -14,8 +14,7 @@ def assign_buckets(
 
     sizes_bytes, kinds: of each parameter, by its index.  order: indices as gradients arrive.
     first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.
-    bucket_bytes: capacity of the others.  A bucket is closed once it has reached its capacity, so a single large
-        parameter makes a bucket larger than that.
+    bucket_bytes: of the others; the parameter that reaches the capacity is the last in its bucket.
     Returns lists of indices, each list in `order`; the list that fills up first comes first.
     """
     buckets: list[list[int]] = []

@@ -31,14 +31,12 @@ def evaluate(
     stop_agreement: StopAgreement | None,
     metrics: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
 ) -> dict[str, float]:
-    """Return means over the dataset, or what `metrics` returns, by name, the same on every rank.  A collective.
+    """Return means over the dataset, or what `metrics` returns, by name, as Run.evaluate() says.  A collective.
 
-    function: returns for a batch {name: the value of each sample, (n,), or their mean, or (sum, weight)}, or None on a
-        rank that does not compute the outputs.
-    batches: this rank's share, and the sizes of the parts of which a batch consists; all ranks have equally many
-        batches.  Of a part of 0 samples the function is called, too: some models send messages in their forward.
+    function: returns None on a rank that does not compute the outputs.  Of a part of 0 samples it is called, too: some
+        models send messages in their forward.
+    batches: this rank's share, and the sizes of the parts of which a batch consists; all ranks have equally many.
     modules: are in evaluation mode meanwhile.
-    metrics: is called with {name: the rows of all samples}, in the dataset's order, as Run.evaluate() says.
     With --on-oom=halve a batch that does not fit in memory is cut in two, again and again, and so are those after it.
     Raises Stopped if a signal asks for it and `stop_agreement` is given.
     """

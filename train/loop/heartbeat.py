@@ -1,8 +1,7 @@
 """The heartbeat of a rank: one thread that writes what the main thread does into the store of the job.
 
 Nothing is read before a rank is late; then the first rank that is alive says who hangs.  `train.loop.watchdog` knows
-steps, and `jobspec.watch` the collectives of any script.  That script sets variables before it imports torch, so
-importing this file does not.
+steps, and `jobspec.watch` the collectives of a script that sets variables before torch is imported, so not here.
 """
 
 from __future__ import annotations

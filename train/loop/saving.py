@@ -62,7 +62,7 @@ class Saving:
     def open(self, things: dict[str, Any], expects: Callable[[], bool]) -> None:
         """Own the folders of the run, and continue the checkpoint that it asks for, if there is one.  A collective.
 
-        things: what a checkpoint holds, by name.  expects: returns False while no step is expected.
+        things: what a checkpoint holds.  expects: returns False while no step is expected.
         """
         for name, thing in things.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
@@ -142,10 +142,7 @@ class Saving:
         return state | own | {"config": self.config.model_dump()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was saved, on any number of processes.  To evaluate only, load the weights alone.
-
-        Raises UserError if the state belongs to another run, or lacks or does not fit something that was named.
-        """
+        """Continue where `state` was saved, on any number of processes.  To evaluate only, load the weights alone."""
         config = self.config
         refuse_other_run(dict(state["config"]), config)
         if missing := sorted(self._things.keys() - state.keys()):
@@ -161,9 +158,7 @@ class Saving:
         for difference in self.engine.load_state_dict(state):
             self.records.incident(self.position.steps, "other_bits", difference)
         if left := sorted(state.keys() - self._things.keys() - OWN_KEYS):
-            lost = (
-                f"the checkpoint also holds {', '.join(left)}, which run.restore() does not name and a save will lack"
-            )
+            lost = f"the checkpoint also holds {', '.join(left)}, which run.restore() does not name: a save lacks it"
             self.records.incident(self.position.steps, "not_restored", lost)
         self.saved_step = self.position.steps
         if self.checkpoints is not None and self.world.rank == 0:

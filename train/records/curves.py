@@ -20,9 +20,8 @@ _WINDOWS = 50
 
 @dataclass(frozen=True)
 class Curve:
-    """One picture of a value in the records of all steps, or of all epochs.
+    """One picture of a value in the records of all steps, or of all epochs; dashed: of a second line for each run.
 
-    dashed: the value of a second line for each run.
     noisy: if the points are many, they are drawn faintly, under their running mean.
     """
 

@@ -148,9 +148,7 @@ def start_record(
 ) -> dict[str, Any]:
     """Return the values of the `start` record of metrics.jsonl.
 
-    where: what train.world.placement.where_ranks_are() returns.
-    settings: the names of the settings that the run has; None for all of the config's.
-    run_id is random and new at each start.  command_line is how a shell would start this process.
+    where: a line for each rank.  settings: the names of those to record; None for all of the config's.
     """
     return {
         "run_id": uuid.uuid4().hex,

@@ -59,9 +59,8 @@ def own_names(record: type[StepRecord] | type[EpochRecord]) -> set[str]:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The point at which a run has ended.
+    """The point at which a run has ended; saved: a checkpoint of this step is written.
 
-    saved: the run has --checkpoint-dir, so a checkpoint of this step is written.
     weights_sha256: hash of the final weights; None if a signal stopped the run before its end.
     """
 
@@ -81,17 +80,13 @@ class Observer:
         """Called when the processes have met.  `start` is what train.records.metrics.start_record() returns."""
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        """Called when step `step` has just ended on the host.
+        """Called when a step has ended on the host; known: the steps, up to this one, whose losses were read now.
 
-        `known` holds the steps, up to this one, whose losses have been read now.  Losses stay on the device until
-        `--log-every` of them are read at once, so `known` is empty after most steps.  A skipped step has no record.
+        Losses stay on the device until `--log-every` of them are read at once.  A skipped step has no record.
         """
 
     def incident(self, step: int, kind: str, text: str) -> None:
-        """Called for a rare event that changed the course of the run on all ranks, before step_ended() of its step.
-
-        kind: one word for programs; text: a sentence for people.
-        """
+        """Called for a rare event on all ranks, before step_ended() of its step; kind: one word, for programs."""
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Called when an epoch has been trained and evaluated; its checkpoint is not yet saved."""

@@ -15,11 +15,10 @@ _ROWS = 15
 
 
 class Profile(Observer):
-    """The observer that profiles the steps FIRST to LAST of rank 0.
+    """The observer that profiles the steps FIRST to LAST of rank 0; RUN_DIR/profile then holds two files.
 
-    It writes RUN_DIR/profile/rank-0.pt.trace.json, which chrome://tracing, ui.perfetto.dev and TensorBoard's profile
-    plugin read, and rank-0.txt with the operators that took most time, those that wait for input and other ranks too.
-    Raises UserError if the folder cannot be written.
+    rank-0.pt.trace.json is for chrome://tracing, ui.perfetto.dev and TensorBoard's profile plugin; rank-0.txt has the
+    operators that took most time, and the waits for input and other ranks.
     """
 
     def __init__(self, steps: str, run_dir: str, device: torch.device) -> None:

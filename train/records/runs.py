@@ -45,10 +45,7 @@ class RunRecords:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
-    """Read the runs; each is named after its folder, or by the whole path if two folders have the same name.
-
-    Raises UserError with every folder that holds no records.
-    """
+    """Read the runs; each is named after its folder, or by the whole path if two folders have the same name."""
     names = [folder.resolve().name for folder in folders]
     labels = [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
     problems: list[str] = []

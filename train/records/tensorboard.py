@@ -13,10 +13,9 @@ from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 
 
 class TensorBoard(Observer):
-    """The observer that writes each known step and each epoch.  Only rank 0 has one.
+    """The observer of rank 0 that writes each known step and each epoch.
 
-    device: the device whose memory is shown; on a CPU, the memory of the process.
-    Raises UserError if TensorBoard is not installed or the folder cannot be written.
+    device: whose memory is shown; on a CPU, the memory of the process.
     """
 
     def __init__(self, run_dir: str, device: torch.device) -> None:

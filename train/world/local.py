@@ -24,9 +24,8 @@ _POLL_S = 0.05
 def run_on_this_machine(procs: int, argv: list[str], module: str = "train") -> int:
     """Run `python -m MODULE ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
 
-    The ranks have the environment that torchrun would give them, so the result is the same.  The first failure ends the
-    other ranks, and its reason is printed as the last line, unless it is a mistake that the ranks have printed.  A
-    signal is passed on, and the ranks save and end.
+    The first failure ends the other ranks, and its reason is printed as the last line, unless it is a mistake that the
+    ranks have printed.  A signal is passed on, and the ranks save and end.
     """
     with tempfile.TemporaryDirectory(prefix="train-procs-") as folder:
         files = [Path(folder, f"rank-{rank}.json") for rank in range(procs)]

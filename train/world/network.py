@@ -52,8 +52,7 @@ def failure_of(attempt: Callable[[], object], timeout_s: float, pause_s: float) 
 def interface_towards(address: str) -> str | None:
     """Return the name of the network interface that this machine uses to reach `address`, or None if it is unknown.
 
-    Gloo wants one exact name, and a host often resolves its own name to the loopback.  If an address is both IPv4 and
-    IPv6, IPv4 decides, as it does in gloo.  Linux only.
+    If an address is both IPv4 and IPv6, IPv4 decides, as it does in gloo.  Linux only.
     """
     found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
     for family, kind, protocol, _, target in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):

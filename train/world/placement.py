@@ -71,10 +71,9 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
 
 
 def where_ranks_are(world: World, device: torch.device) -> list[str]:
-    """Return one line for each rank: `rank 3: node 1 (host), local rank 1, cuda:1`.
+    """Return one line for each rank: `rank 3: node 1 (host), local rank 1, cuda:1`.  A collective.
 
-    A collective: call it on all ranks.  Raises SharedError if ranks compute on CPUs and GPUs, or if two ranks use one
-    GPU, which NCCL does not support.
+    Raises SharedError if ranks compute on CPUs and GPUs, or if two ranks use one GPU, which NCCL does not support.
     """
     line = (
         f"rank {world.rank}: node {world.node_rank} ({socket.gethostname()}), "
