@@ -167,7 +167,7 @@ class TrainConfig(BaseModel):
     """seed of weights, sample order and dropout"""
     input: Literal["auto", "memory", "loader"] = "auto"
     """memory keeps all samples on the device, or on the host if they do not fit there. loader reads them with a
-    DataLoader. auto takes memory if they fit and are not augmented"""
+    DataLoader. auto takes memory for the datasets in train/datasets/"""
     workers: int = Field(2, ge=0, le=1024)
     """processes of each rank's DataLoader, if input is loader"""
 

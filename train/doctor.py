@@ -7,7 +7,6 @@ Start it exactly as the training is started, on the same nodes; it takes the fla
 """
 
 import os
-import socket
 import sys
 
 from train.config import name_settings_as_flags
@@ -38,20 +37,12 @@ def main(argv: list[str] | None = None) -> int:
         from train.world.rendezvous import open_process_group
 
         process = Process()
-        own_name = os.environ.get("GLOO_SOCKET_IFNAME") or _address_of_own_name()
         with open_process_group(process.world, process.attempt, config):
-            examine(process.world, config, own_name)
+            examine(process.world, config)
         return 0
     except Exception as error:
         report(error, "PROBLEM")
         return 1
-
-
-def _address_of_own_name() -> str:
-    try:
-        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return "127.0.0.1"  # to which gloo falls back
 
 
 if __name__ == "__main__":

@@ -35,8 +35,6 @@ class Card:
     """What a rank says of itself.
 
     device: "none" if there is none; `mistake` says why.  gpu: UUID, None for a CPU.
-    own_name: the address of the host's own name, where gloo listens in a script that chooses no interface; or the name
-        of the chosen one.
     """
 
     rank: int
@@ -45,7 +43,6 @@ class Card:
     device: str
     gpu: str | None
     interface: str
-    own_name: str
     versions: str
     mistake: str | None
 
@@ -54,10 +51,10 @@ class Card:
         return "nccl" if self.device.startswith("cuda") else "gloo"
 
 
-def examine(world: World, config: TrainConfig, own_name: str) -> None:
+def examine(world: World, config: TrainConfig) -> None:
     """Let rank 0 print where the ranks are, and time an all-reduce.  Raises UserError if something is wrong."""
     with naming_missing_ranks():
-        cards = of_all_ranks(_own_card(world, config.device, own_name))
+        cards = of_all_ranks(_own_card(world, config.device))
         if world.rank == 0:
             print(_table(cards, f"{world.master_addr}:{world.master_port}"), flush=True)
         if found := mistakes(cards):
@@ -89,7 +86,7 @@ def _times(device: torch.device, group: dist.ProcessGroup | None) -> list[float]
     return of_all_ranks(seconds)
 
 
-def _own_card(world: World, wanted: str, own_name: str) -> Card:
+def _own_card(world: World, wanted: str) -> Card:
     mistake, device, host, gpu = None, "none", socket.gethostname(), None
     try:
         found = pick_device(world, wanted)
@@ -101,7 +98,7 @@ def _own_card(world: World, wanted: str, own_name: str) -> Card:
         code.update(file.read_bytes())
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, code {code.hexdigest()[:8]}"
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "gloo's choice")
-    return Card(world.rank, host, os.getpid(), device, gpu, interface, own_name, versions, mistake)
+    return Card(world.rank, host, os.getpid(), device, gpu, interface, versions, mistake)
 
 
 def mistakes(cards: Sequence[Card]) -> list[str]:
@@ -109,13 +106,6 @@ def mistakes(cards: Sequence[Card]) -> list[str]:
     found = [card.mistake for card in cards if card.mistake is not None]
     if listed := differences({card.rank: card.versions for card in cards}):
         found.append(f"versions or files of train/ differ: {listed}. Use the same image or environment on all nodes")
-    loopback = {f"{card.host} is {card.own_name}" for card in cards if card.own_name.startswith(("127.", "::1"))}
-    if loopback and len({card.host for card in cards}) > 1:
-        found.append(
-            "a script of your own would hang or fail over gloo, which listens at the address of the host's own name: "
-            f"{', '.join(sorted(loopback))} there. Correct /etc/hosts (Debian has a line 127.0.1.1), or set "
-            f"GLOO_SOCKET_IFNAME={cards[0].interface}; python -m train chooses the interface itself"
-        )
     try:
         refuse_different_devices({card.rank: card.device.partition(":")[0] for card in cards if not card.mistake})
         refuse_shared_devices([(card.host, card.gpu) for card in cards])

@@ -36,9 +36,7 @@ class MissingRanks(RuntimeError):
 
 @contextmanager
 def naming_missing_ranks(
-    what: str = "a message between the processes failed",
-    position: str = "",
-    group: dist.ProcessGroup | None = None,
+    what: str = "a message between the processes failed", position: str = "", group: dist.ProcessGroup | None = None
 ) -> Iterator[None]:
     """Turn the failure of a collective in the block into a UserError that names the missing ranks.
 

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from train.data.reading import Augmented, Stream
 from train.data.sampler import ShardSampler
 from train.errors import UserError
-from train.world.cgroup import host_memory_bytes
 from train.world.signals import SIGNALS, stop_with_parent
 
-# The part of the memory available to a process that its copy of a dataset may take.
+# The part of a GPU's free memory that a dataset may take.
 _MEMORY_SHARE = 0.25
 
 
@@ -34,11 +33,10 @@ class Batches:
         steps: for each step the indices of its samples; n may differ between steps.  A step without indices gives
             sample 0 twice, because a rank without samples needs inputs, too; the caller must not count them.
             A ShardSampler's seed and epoch decide how samples are augmented.
-        input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
-            and picks each batch by index.  `loader` reads them one by one in the processes of a DataLoader.  `auto`
-            takes memory if the dataset is one of the project's and fits.
+        input: `memory` picks each batch by index from all samples, which it moves to the GPU if they fit there.
+            `loader` reads them one by one in the processes of a DataLoader.  `auto` takes memory for the project's
+            datasets.
         workers: processes of the DataLoader.  collate: makes a batch of samples, as torch's default does.
-        local_world_size: processes that share the host's memory, each with its own copy.
     On CUDA a separate stream prepares each batch while the device computes on the batch before it.
     """
 
@@ -49,18 +47,12 @@ class Batches:
         device: torch.device,
         input: str = "auto",
         workers: int = 0,
-        local_world_size: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.device = device
         self._is_ours = hasattr(samples, "mean") and callable(getattr(samples, "tensors", None))
         varies = not self._is_ours and not isinstance(samples, TensorDataset)
-        available_bytes = _MEMORY_SHARE * host_memory_bytes() / local_world_size
-        if input == "memory" or (
-            input == "auto"
-            and self._is_ours
-            and len(samples) * sum(part.nbytes for part in samples[0] if isinstance(part, Tensor)) <= available_bytes
-        ):
+        if input == "memory" or (input == "auto" and self._is_ours):
             self._raw_batches: Iterable[Any] = _InMemory(samples, steps, device)
         else:
             read = Stream if isinstance(samples, IterableDataset) else Augmented
@@ -127,18 +119,13 @@ class Batches:
 class _InMemory:
     def __init__(self, samples: Any, steps: Iterable[list[int]], device: torch.device) -> None:
         self.inputs, self.targets = samples.tensors()
-        self.steps = steps
-        if device.type == "cuda":
-            size_bytes = self.inputs.nbytes + self.targets.nbytes
-            if size_bytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
-                self.inputs, self.targets = self.inputs.to(device), self.targets.to(device)
-            else:
-                # Pinned, so that each batch is too.
-                self.inputs, self.targets = self.inputs.pin_memory(), self.targets.pin_memory()
+        self.steps, self.device = steps, device
+        size_bytes = self.inputs.nbytes + self.targets.nbytes
+        if device.type == "cuda" and size_bytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
+            self.inputs, self.targets = self.inputs.to(device), self.targets.to(device)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        # On CUDA only pinned memory is copied without stopping the host.
-        pinned = torch.cuda.is_available() and (self.inputs.is_cuda or self.inputs.is_pinned())
+        pinned = self.device.type == "cuda"  # only such memory is copied without stopping the host
         for indices in self.steps:
             chosen = torch.tensor(indices or [0, 0], dtype=torch.int64, pin_memory=pinned)
             chosen = chosen.to(self.inputs.device, non_blocking=True)

@@ -31,13 +31,7 @@ class BatchLoop:
     """
 
     def __init__(
-        self,
-        engine: Step,
-        reading: Reading,
-        position: Position,
-        records: Records,
-        saving: Saving,
-        stop: StopAgreement,
+        self, engine: Step, reading: Reading, position: Position, records: Records, saving: Saving, stop: StopAgreement
     ) -> None:
         self.engine, self.reading, self.position = engine, reading, position
         self.records, self.saving, self.stop = records, saving, stop

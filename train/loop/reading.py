@@ -91,8 +91,7 @@ class Reading:
         self.training, self._evaluated = (), {}
 
     def _loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Collate, workers: int) -> Batches:
-        own = self._config.input, workers, self._world.local_world_size, collate
-        return Batches(dataset, steps, self._device, *own)
+        return Batches(dataset, steps, self._device, self._config.input, workers, collate)
 
 
 def refuse_wrong_counts(method: str, **counts: Any) -> None:

@@ -80,12 +80,7 @@ class Records:
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        world: World,
-        device: torch.device,
-        observers: Iterable[Observer],
-        recorded: set[str],
+        self, config: TrainConfig, world: World, device: torch.device, observers: Iterable[Observer], recorded: set[str]
     ) -> None:
         self.observers: list[Observer] = [*observers]
         self._world, self._device, self._recorded = world, device, recorded

@@ -22,10 +22,5 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {buffers: context.ranks_have_own_buffers}
-    wrapped = _Copyable(
-        model,
-        process_group=context.group,
-        gradient_as_bucket_view=True,
-        **options,
-    )
+    wrapped = _Copyable(model, process_group=context.group, gradient_as_bucket_view=True, **options)
     return replicated(model, wrapped, wrapped.no_sync)

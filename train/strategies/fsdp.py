@@ -49,10 +49,7 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     mixed = MixedPrecisionPolicy()
     if context.config.precision == "bf16":  # gradients are summed, and weights kept, in float32
         mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    options: dict[str, Any] = {
-        "mesh": DeviceMesh.from_group(group, context.device.type),
-        "mp_policy": mixed,
-    }
+    options: dict[str, Any] = {"mesh": DeviceMesh.from_group(group, context.device.type), "mp_policy": mixed}
     layers = [[*layer.parameters()] for layer in model.children()]
     holders = Counter(chain(model.parameters(recurse=False), *layers))
     for layer, params in zip(model.children(), layers, strict=True):

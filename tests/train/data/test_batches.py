@@ -85,11 +85,9 @@ def test_a_step_without_indices_is_sample_0_twice_and_reading_leaves_the_samples
     assert list(Batches(samples, [], CPU, path)) == [], "a rank without any step gets no batch"
 
 
-def test_auto_takes_the_loader_when_the_samples_do_not_fit() -> None:
-    samples = generated(40, 1)
-    assert not isinstance(Batches(samples, [[0]], CPU, "auto")._raw_batches, DataLoader)
-    crowded = Batches(samples, [[0]], CPU, "auto", local_world_size=2**60)
-    assert isinstance(crowded._raw_batches, DataLoader)
+def test_auto_takes_the_loader_for_datasets_of_others() -> None:
+    assert not isinstance(Batches(generated(40, 1), [[0]], CPU, "auto")._raw_batches, DataLoader)
+    assert isinstance(Batches(TensorDataset(torch.ones(2, 3)), [[0]], CPU, "auto")._raw_batches, DataLoader)
 
 
 def test_a_dataset_that_only_resembles_the_projects_is_not_normalised() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from train import datasets
 from train.data.batches import Batches
@@ -108,16 +107,6 @@ def test_a_loader_s_processes_map_the_file_and_copy_none_of_it_into_shared_memor
     ]
     assert mapped, "batches travel through shared memory"
     assert sum(int(end, 16) - int(start, 16) for start, end in mapped) < 2**20, "but not the 64 MiB of the file"
-
-
-@pytest.mark.parametrize(("dtype", "fits"), [(np.uint8, True), (np.int32, False)])
-def test_auto_counts_bytes_of_rows_and_targets_and_not_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: npt.DTypeLike, fits: bool
-) -> None:
-    write(tmp_path, np.zeros(6401, dtype=dtype), 100, 64)
-    samples = datasets.load("tokens", str(tmp_path), "train", 0)
-    monkeypatch.setattr("train.data.batches.host_memory_bytes", lambda: 4 * 2 * 6400)  # a quarter of it may be used
-    assert isinstance(Batches(samples, [[0]], CPU)._raw_batches, DataLoader) is not fits
 
 
 def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
