@@ -18,7 +18,7 @@ from typing import Any
 
 import jobspec.train  # noqa: F401  our package, also beside a train.py
 from train.errors import record_for_torchrun
-from train.loop.heartbeat import BEAT_S, Heartbeat, Sign
+from train.loop.heartbeat import BEAT_S, BUFFERS, Heartbeat, Sign
 from train.world.environment import World
 
 # In these files Python waits in a loop: movements there are no progress.
@@ -52,7 +52,8 @@ class Watch(Heartbeat):
 
     def _sign(self) -> Sign:
         sign, calls, code = super()._sign(), _calls(), self._frames()[0][0].f_code
-        sign |= {"waits": "/torch/distributed/" in code.co_filename or code.co_name == _BACKWARD, "calls": calls}
+        waits = any(part in code.co_filename for part in ("/torch/distributed/", BUFFERS)) or code.co_name == _BACKWARD
+        sign |= {"waits": waits, "calls": calls}
         sign["excused"] = sign["excused"] or not self._late_s()
         sign["since"] = f"collective call {sum(calls.values())}"
         sign["does"] = f"{'waits in' if sign['waits'] else 'is past'} {sign['since']}"

@@ -5,61 +5,78 @@ second, so each node's table blames a rank of its own.
 """
 
 import re
-import signal
 from collections.abc import Iterator, Mapping
 
 # One of torchrun's fields, after what kubectl, compose, srun or `render-job ssh` put before each line.
 # Source: torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError.
 _FIELD = re.compile(r"^(.*?)  (time|host|rank|exitcode|traceback) *: (.*)$", re.MULTILINE)
-_ERROR = re.compile(r"^(?:.*?\[rank(\d+)\]: |.*?\s)?([A-Z_a-z][\w.]*(?:Error|Exception|Interrupt): .+)$", re.MULTILINE)
+_NAME = r"(?!torch\.distributed\.elastic)[A-Z_a-z][\w.]*(?:Error|Exception|Interrupt)"
+_BEFORE = r"^((?:\[[^]\n]*\]:? ?|\S+ *[:|] ){0,4}?) *"
+_ERROR = re.compile(
+    rf"{_BEFORE}({_NAME}(?:: .+)?|\S+\.py: error: .+|\S+: can't open .+|Cuda failure .+)$", re.MULTILINE
+)
 # How a rank ends because another one has ended.
-_FOLLOWS = re.compile("Connection (closed|reset|refused)|Broken pipe|DistStoreError|ncclRemoteError")
-# What an error says, and what to change; then what anybody else has written.  The first that is found counts.
+_FOLLOWS = re.compile(
+    "Connection (closed|reset|refused)|Broken pipe|DistStoreError|remote process exited|ncclRemote|failed to recv"
+)
+# How srun and compose name a process that has no table.  A torchrun ends with 1 or 15, also where its ranks follow.
+_PROCESS = re.compile(
+    r"\S+: tasks? \S+: (?!Terminated|.* exit code 1$).+|\S+ exited with code (?!0$|1$).+", re.MULTILINE
+)
+# What an error or an exit code says, and what to change; then what the scheduler does.  The first that is found counts.
 _OF_ERRORS = {
-    "CUDA out of memory|OutOfMemoryError": "the memory of a GPU is full: a smaller batch",
-    "No space left": "a disk is full, or /dev/shm: see resources.shm",
+    "CUDA out of memory|OutOfMemoryError|Cuda.*out of memory": "the memory of a GPU is full: a smaller batch",
+    "allocate memory|signal: Killed": "out of memory: more resources.memory, or a smaller batch",
+    "No space left|Bus error|SIGBUS": "a disk is full, or /dev/shm: see resources.shm",
     "No module named": "install it where the job runs (image, setup), or set workdir",
     "No such file": "that path does not exist there: see workdir, files, mounts",
     "EADDRINUSE|[Aa]ddress already in use|port in use": "another program has the port: see rendezvous.port",
+    "Timed out waiting": "a rank hangs: the key watch names it",
+    "SIGKILL|Killed|code 137": "its memory limit or its grace period was over: see resources.memory",
 }
 _OF_OTHERS = {
     "(?i)oom.?kill|out.of.memory": "out of memory: more resources.memory, or a smaller batch",
-    "can't open file": "that path does not exist there: see workdir, files, mounts",
+    "torchrun: .*not found|execve.*torchrun": "torchrun is not there: see image, setup",
+    "collective operation timeout": "a rank hangs: the key watch names it",
     "TIME LIMIT|DeadlineExceeded": "it ran out of time: see time_limit",
-    "NODE.FAIL|PREEMPT": "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
+    "(?i:node.fail)|PREEMPT": "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
     "ErrImagePull|ImagePullBackOff|pull access denied": "a node cannot pull the image",
-    "SIGKILL": "its memory limit or its grace period was over: see resources.memory",
 }
 
 
 def why(text: str) -> str:
     """Return a sentence about the first failure in the text: rank, node, exit code, error and what to change."""
-    ended = sorted(_ended(text))
-    what, error = "", next((found for _, found in _ERROR.findall(text)), "")
-    if ended:
-        follows, _, first, host, code, error = ended[0]
+    text = text.rpartition("requeueing the job\n")[2] or text
+    errors = [(re.sub(r".*\[rank(\d+)\].*|.*", r"\1", prefix), error) for prefix, error in _ERROR.findall(text)]
+    ended = sorted(_ended(text, dict(errors)))
+    rank, error = next((found for found in errors if not _FOLLOWS.search(found[1])), ("", ""))
+    what = f"rank {rank}" if rank else ""
+    if ended and not ended[0][0]:
+        _, _, first, host, code, error = ended[0]
         ranks = sorted({rank for _, _, rank, _, *how in ended if how == [code, error]})
         who = f"rank {first} on {host}" if len(ranks) == 1 else f"rank {', '.join(map(str, ranks))}"
         what = f"{who} ended with {code}"
-        if follows:
-            what, error = "not in these tables: their ranks ended because another process or its node had", ""
-    known = [part for part in (what, error, _remedy(_OF_ERRORS, error) if error else _remedy(_OF_OTHERS, text)) if part]
+    elif process := not rank and _PROCESS.search(text):
+        what = process[0]
+    elif (ended or errors) and not error:
+        what = "not in these logs: their ranks ended because another process or its node had"
+    remedy = _remedy(_OF_ERRORS, error) if error else _remedy(_OF_OTHERS, text) or _remedy(_OF_ERRORS, what)
+    known = [part for part in (what, error, remedy) if part]
     return f"first failure: {': '.join(known)}" if known else "no failure"
 
 
-def _ended(text: str) -> Iterator[tuple[bool, str, int, str, str, str]]:
+def _ended(text: str, errors: Mapping[str, str]) -> Iterator[tuple[bool, str, int, str, str, str]]:
     """Yield of each process in a table: whether it ended because of another, time, rank, host, exit code, error."""
-    errors: dict[str, str] = dict(_ERROR.findall(text))
     tables = dict[str, dict[str, str]]()
     for prefix, name, value in _FIELD.findall(text):
         table = tables.setdefault(prefix, {})
         table[name] = value
         if name == "traceback":
-            rank, number = table["rank"].split()[0], int(table["exitcode"].split()[0])
+            rank, number = table["rank"].split()[0], table["exitcode"].split()[0]
             own = "" if value.startswith(("To enable traceback", "Signal ", "Traceback ")) else value
-            error = own or (errors.get(rank, errors.get("", "")) if number > 0 else "")
-            code = re.sub(r"\(pid: \d+\) *", "", table["exitcode"]).strip()  # such as `-9 (SIGKILL)`
-            follows = number == -signal.SIGTERM or bool(_FOLLOWS.search(error))
+            error = own or (errors.get(rank, errors.get("", "")) if int(number) > 0 else "")
+            code = " ".join([number, *re.findall(r"\(SIG\w+\)", value)])
+            follows = "SIGTERM" in code or bool(_FOLLOWS.search(error))
             yield follows, table["time"], int(rank), table["host"], code, error
 
 

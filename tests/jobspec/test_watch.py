@@ -17,7 +17,7 @@ def hang():
         os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "other calls":
         dist.broadcast(torch.ones(1), 0)
-    elif what == "a lock":
+    elif "lock" in what:
         lock = threading.Lock()
         lock.acquire()
         lock.acquire()
@@ -26,16 +26,18 @@ def hang():
 what, rank = sys.argv[1], int(os.environ["RANK"])
 assert (train.MINE, __name__, sys.argv[1:]) == (1, "__main__", [what])
 dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(1))
 for step in range(4):
     if rank == 1 and step == 3:
         hang()
-    dist.all_reduce(torch.ones(1))
+    model(torch.ones(2, 1)) if "DDP" in what else dist.all_reduce(torch.ones(1))
 """
 _HANGS = {
-    "a lock": r"rank 1 \(node 0, \S+, pid \d+\) is past collective call 3 at mine.py:12: "
-    r"the other ranks wait for it in all_reduce at mine.py:21",
+    "a lock": r"rank 1 \(node 0, \S+, pid \d+\) is past collective call \d+ at mine.py:12: "
+    r"the other ranks wait for it in all_reduce at mine.py:22",
+    "a lock, DDP's buffers": r"rank 1 .* is past .* at mine.py:12: the other ranks wait for it in \w+ at mine.py:22",
     "SIGSTOP": r"rank 1 .* has given no sign of life since .*: its process is stopped",
-    "other calls": r"rank 0 \(.*\) waits in collective call 4 at mine.py:21; rank 1 \(.*\) waits in collective call 4 "
+    "other calls": r"rank 0 .* waits in collective call (\d+) at mine.py:22; rank 1 .* waits in collective call \1 "
     r"at mine.py:8: each waits for the others, so all ranks have to make the same calls",
 }
 
@@ -55,7 +57,7 @@ def test_the_rank_that_hangs_is_named_in_any_script(what: str, python: str, tmp_
             assert said and ranks[0].returncode == 1, error
             assert "has made progress" in (tmp_path / "error-0").read_text()
         ranks[1].kill() if what in _HANGS else ranks[1].wait()
-        assert "in hang" in ranks[1].communicate()[1] or what not in ("a lock", "an error")
+        assert "in hang" in ranks[1].communicate()[1] or ("lock" not in what and what != "an error")
         if what == "an error":
             assert "ValueError: nan" in (tmp_path / "error-1").read_text()
         if what == "nothing":
@@ -74,3 +76,13 @@ def test_where_nobody_waits_in_python_the_ranks_that_called_less_are_named() -> 
     ]
     said = Watch._judgement(object.__new__(Watch), [{}] * 3, signs)
     assert said == "rank 1 is past call at a.py:1: the other ranks wait for it"
+
+
+def test_among_many_ranks_that_wait_the_one_that_waits_elsewhere_comes_first() -> None:
+    places = [" at a.py:1"] * 9 + [" at a.py:7"]
+    signs: list[dict[str, Any]] = [
+        {"who": f"rank {rank}", "does": "waits", "place": place, "waits": True} for rank, place in enumerate(places)
+    ]
+    said = Watch._judgement(object.__new__(Watch), [{}] * 10, signs)
+    assert said.startswith("rank 9 waits at a.py:7; rank 0 waits at a.py:1; ")
+    assert said.endswith(" …: each waits for the others, so all ranks have to make the same calls")

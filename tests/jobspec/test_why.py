@@ -11,6 +11,8 @@ from tests.command_line import command_line
 
 _CLOSED = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:123\n"
 _IMPORT = "ModuleNotFoundError: No module named 'mine'"
+_MEMORY = ": its memory limit or its grace period was over: see resources.memory"
+_ENDED_TOO = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 192 got signal: 15\n"
 _INSTALL = ": install it where the job runs (image, setup), or set workdir"
 
 
@@ -29,16 +31,23 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
     [
         (
             _PEERS + _table("n1", {2: -9}),
-            "rank 2 on n1 ended with -9 (SIGKILL): its memory limit or its grace period was over: see resources.memory",
+            f"rank 2 on n1 ended with -9 (SIGKILL){_MEMORY}",
         ),
         (
             _PEERS + _table("n1", {2: -9}) + "slurmstepd: error: Detected 1 oom_kill event in StepId=3.0.\n",
             "rank 2 on n1 ended with -9 (SIGKILL): out of memory: more resources.memory, or a smaller batch",
         ),
-        (_PEERS + _table("n1", {2: -11, 3: -15}), "rank 2 on n1 ended with -11 (SIGSEGV)"),
+        (
+            _PEERS + "forcefully exiting via SIGKILL\n" + _table("n1", {2: -11, 3: -15}),
+            "rank 2 on n1 ended with -11 (SIGSEGV)",
+        ),
         (_PEERS + "[rank2]: ValueError: nan\n" + _table("n1", {2: 1}), "rank 2 on n1 ended with 1: ValueError: nan"),
         (
             f"[rank2]: {_IMPORT}\n" + _PEERS + _table("n1", {2: 1}),
+            f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
+        ),
+        (
+            f"{_IMPORT}\n{_ENDED_TOO}{_PEERS}" + _table("n1", {2: 1}),
             f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
         ),
         (
@@ -47,15 +56,39 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         ),
         (
             "python: can't open file '/app/mine.py': [Errno 2] No such file or directory\n" + _table("n1", {2: 2}),
-            "rank 2 on n1 ended with 2: that path does not exist there: see workdir, files, mounts",
+            "rank 2 on n1 ended with 2: python: can't open file '/app/mine.py': [Errno 2] No such file or directory: "
+            "that path does not exist there: see workdir, files, mounts",
+        ),
+        (
+            "[rank0]: ncclRemoteError: A call failed possibly due to a network error\n"
+            "[rank2]: ncclUnhandledCudaError: Call to CUDA function failed.\n[rank2]: Cuda failure 2 'out of memory'\n"
+            + _table("n0", {0: 1})
+            + _table("n1", {2: 1}),
+            "rank 2 on n1 ended with 1: Cuda failure 2 'out of memory': the memory of a GPU is full: a smaller batch",
+        ),
+        (
+            _PEERS + _table("n1", {2: 1}, "Traceback (most recent call last):\n  KeyError: 'x'\n"),
+            "rank 2 on n1 ended with 1: KeyError: 'x'",
         ),
         (_PEERS + _table("n1", {2: 1}, "rank 3 hangs"), "rank 2 on n1 ended with 1: rank 3 hangs"),
         (
             _PEERS + "slurmstepd: error: *** JOB 3 ON n0 CANCELLED DUE TO NODE FAILURE ***\n",
-            "not in these tables: their ranks ended because another process or its node had: "
+            "not in these logs: their ranks ended because another process or its node had: "
             "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
         ),
         ("  Reason:       ImagePullBackOff\n", "a node cannot pull the image"),
+        ("[rank2]: ValueError: nan\n" + _PEERS, "rank 2: ValueError: nan"),
+        (_table("n1", {2: -9}) + f"requeueing the job\n{_IMPORT}\n", f"{_IMPORT}{_INSTALL}"),
+        ("usage: mine.py [-h]\nmine.py: error: no such flag: --lrr\n", "mine.py: error: no such flag: --lrr"),
+        (
+            _CLOSED.format(0)
+            + "srun: error: n1: task 2: Killed\nsrun: error: n0: tasks 0-1: Exited with exit code 1\n",
+            f"n1: task 2: Killed{_MEMORY}",
+        ),
+        (
+            _CLOSED.format(0) + "job-0 exited with code 1\njob-1 exited with code 137\n",
+            f"job-1 exited with code 137{_MEMORY}",
+        ),
         (
             "slurmstepd: error: *** JOB 3 ON n0 CANCELLED AT 12:00 DUE TO TIME LIMIT ***\n",
             "it ran out of time: see time_limit",
@@ -67,11 +100,19 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         "SIGSEGV",
         "exception",
         "import on one",
+        "import before the ranks meet",
         "import on all",
         "wrong path",
+        "NCCL",
+        "traceback of an error file",
         "error file",
         "lost node",
         "image",
+        "a node without a table",
+        "a later start",
+        "a wrong flag",
+        "no torchrun",
+        "compose",
         "time",
     ],
 )

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 BEAT_S, _SILENCE_S, _CONNECT = 3.0, 20.0, timedelta(seconds=60)
 # While the main thread is in this file, torch.compile compiles, and no progress is expected.
 _COMPILES = "/torch/_dynamo/convert_frame.py"
-# In these files a rank waits for other ranks.
+# In these files a rank waits for other ranks, and in DDP's own lines for buffers.
+BUFFERS = "/torch/nn/parallel/distributed.py"
 _WAITING = ("/torch/distributed/", "/train/collectives/", "/train/cpu/shared_memory.py", "/train/ddp/reducer.py")
 _SHOWN = 8  # ranks in one warning
 Sign = dict[str, Any]
@@ -119,12 +120,12 @@ class Heartbeat(ABC):
         return None
 
     def _look(self, late_s: float) -> bool:
-        """Compare the signs of all ranks with those of two beats later; return False if one of them is excused."""
+        """Compare the signs of all ranks with those of three beats later; return False if one of them is excused."""
         with suppress(RuntimeError):
             if (store := self._store()) is None:
                 return True
             before = self._signs(store)
-            self._stopped.wait(2 * self._beat_s)
+            self._stopped.wait(3 * self._beat_s)
             now = self._signs(store)
             alive = [rank for rank, sign in enumerate(now) if sign != before[rank]]
             if any(now[rank]["excused"] for rank in alive):
@@ -144,20 +145,21 @@ class Heartbeat(ABC):
         return [{"who": f"rank {key} {of}", **none} if key in missing else json.loads(next(given)) for key in keys]
 
     def _judgement(self, before: Sequence[Sign], now: Sequence[Sign]) -> str:
-        """Return who hangs, from the signs of all ranks: those of two beats before, and the last ones."""
+        """Return who hangs, from the signs of all ranks: those of three beats before, and the last ones."""
         silent = [sign for then, sign in zip(before, now, strict=True) if sign == then]
-        busy = self._busy(now)
+        busy, places = self._busy(now), [sign["place"] for sign in now]
         if silent:
             found = [f"{sign['who']} has given no sign of life since {sign['since']}" for sign in silent]
             advice = "its process is stopped, swapped out or gone, or its node is"
         else:
-            found = [f"{sign['who']} {sign['does']}{sign['place']}" for sign in busy or now]
+            blamed = sorted(busy or now, key=lambda sign: places.count(sign["place"]))  # first the odd one out
+            found = [f"{sign['who']} {sign['does']}{sign['place']}" for sign in blamed]
             advice = "py-spy dump --pid PID shows more"
             if len(busy) == 1:
                 advice = "the other ranks wait for it" + next(
                     (sign.get("call", "") for sign in now if sign["waits"]), ""
                 )
-            elif not busy and len({sign["place"] for sign in now}) > 1:
+            elif all(sign["waits"] for sign in blamed) and len(set(places)) > 1:
                 advice = "each waits for the others, so all ranks have to make the same calls"
         return "; ".join(found[:_SHOWN]) + f"{' …' * (len(found) > _SHOWN)}: {advice}"
 
@@ -182,7 +184,8 @@ class Heartbeat(ABC):
             "who": f"rank {self._world.rank} (node {self._world.node_rank}, {socket.gethostname()}, pid {os.getpid()})",
             "place": "" if inner is None else f" at {Path(inner[0].f_code.co_filename).name}:{inner[1]}",
             "module": str(inner[0].f_globals.get("__name__")) if inner else "",
-            "waits": any(part in frame.f_code.co_filename for frame, _ in frames for part in _WAITING),
+            "waits": BUFFERS in frames[0][0].f_code.co_filename
+            or any(part in frame.f_code.co_filename for frame, _ in frames for part in _WAITING),
             "excused": any(_COMPILES in frame.f_code.co_filename for frame, _ in frames),
         }
 
