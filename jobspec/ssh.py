@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,11 @@ from subprocess import PIPE, STDOUT, Popen, check_output
 from threading import Thread
 
 from jobspec.targets import TEMPLATES
+from jobspec.why import why
 
 _NODES = re.compile(r"(?:#.*\n)+?# Start (?:([0-9]+) to )?([0-9]+) nodes, ")  # in the head, above all values of a spec
 _HOST = re.compile(r"(?:#.*\n)+?# The nodes reach each other by these names: (\S+)\n")
 _SECRET = re.compile(r'^: "\$\{(\w+):\?', re.MULTILINE)
-_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")  # torchrun's words
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=20", "--"]
 _CONNECTED = "render-job: connected"
 _SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -30,7 +31,7 @@ class Node(Thread):
     def __init__(self, host: str, text: str, news: "SimpleQueue[Node | int]") -> None:
         super().__init__(name=host, daemon=True)
         self.text, self.news = text, news
-        self.connected, self.code, self.last, self.reason, self.failed_at = False, 0, "", "", float("-inf")
+        self.connected, self.code, self.reason, self.lines = False, 0, "", deque[str]([""], maxlen=2000)
         command = [*_SSH, host, f"echo {_CONNECTED!r}; exec bash -s"]
         # In a session of its own, ssh does not get the Ctrl-C of the terminal.
         self.ssh = Popen(command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True)
@@ -46,12 +47,10 @@ class Node(Thread):
                 self.connected = True
                 continue
             _say(f"{self.name}: {line}")
-            self.last = line or self.last
-            if found := _FAILURE.search(line):
-                self.reason, self.failed_at = f"local rank {found[2]} ended with {found[1]}", time.monotonic()
+            self.lines.extend([line] if line else [])
         self.code = 255 if (code := self.ssh.wait()) < 0 else code  # killed as when it loses the connection
         lost = "ssh lost the connection" if self.code == 255 and self.connected else ""
-        self.reason = lost or self.reason or f"its last line: {self.last}"
+        self.reason = lost or self.reason or f"its last line: {self.lines[-1]}"
         self.news.put(self)
 
     def send(self, text: str) -> None:
@@ -97,7 +96,9 @@ class Job:
                     node.reason = "no shell within 90 s: does ~/.bashrc there wait for something?"
                     node.send("end")
         if self.first is not None:
-            _say(f"render-job: {self.first.name} failed first: exit code {self.first.code}; {self.first.reason}")
+            found = why("\n".join(line for node in self.nodes for line in node.lines))
+            by_node = f"{self.first.name} failed first: exit code {self.first.code}; {self.first.reason}"
+            _say(f"render-job: {found if found.startswith('first failure: rank') else by_node}")
             return self.first.code or 1
         if self.signal and any(node.code for node in self.nodes):
             _say(f"render-job: {_SIGNALS[self.signal]} ended {' '.join(node.name for node in self.nodes)}")
@@ -111,9 +112,7 @@ class Job:
         if node is not self.nodes[0] and sum(one.code == 0 for one in self.nodes) >= self.least:
             _say(f"render-job: {node.name} failed: exit code {node.code}; {node.reason}; the other nodes go on")
             return
-        # One failure makes other processes fail.  Those of an earlier start of the processes do not count.
-        failed = [one for one in (node, *self.running) if time.monotonic() - 60 < one.failed_at]
-        self.first = node if node.code == 255 else min(failed, key=lambda one: one.failed_at, default=node)
+        self.first = node
         self._end("end")
 
     def _interrupted(self, number: int) -> None:
