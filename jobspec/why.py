@@ -10,19 +10,15 @@ from collections.abc import Iterator, Mapping
 # One of torchrun's fields, after what kubectl, compose, srun or `render-job ssh` put before each line.
 # Source: torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError.
 _FIELD = re.compile(r"^(.*?)  (time|host|rank|exitcode|traceback) *: (.*)$", re.MULTILINE)
-_NAME = r"(?!torch\.distributed\.elastic)[A-Z_a-z][\w.]*(?:Error|Exception|Interrupt)"
-_BEFORE = r"^((?:\[[^]\n]*\]:? ?|\S+ *[:|] ){0,4}?) *"
-_ERROR = re.compile(
-    rf"{_BEFORE}({_NAME}(?:: .+)?|\S+\.py: error: .+|\S+: can't open .+|Cuda failure .+)$", re.MULTILINE
-)
+_NAME = r"(?!torch\.distributed\.elastic)[A-Z_a-z][\w.]*(?:Error|Exception|Interrupt)(?:: .+)?"
+_OTHER = r"\S+\.py: error: .+|\S+: can't open .+|Cuda failure .+|Error response from daemon: .+"
+_ERROR = re.compile(rf"^((?:\[[^]\n]*\]:? ?|\S+ *[:|] ){{0,4}}?) *({_NAME}|{_OTHER})$", re.MULTILINE)
 # How a rank ends because another one has ended.
 _FOLLOWS = re.compile(
-    "Connection (closed|reset|refused)|Broken pipe|DistStoreError|remote process exited|ncclRemote|failed to recv"
+    "Connection (closed|reset|refused)|Broken pipe|DistStore|remote process|ncclRemote|failed to recv"
 )
 # How srun and compose name a process that has no table.  A torchrun ends with 1 or 15, also where its ranks follow.
-_PROCESS = re.compile(
-    r"\S+: tasks? \S+: (?!Terminated|.* exit code 1$).+|\S+ exited with code (?!0$|1$).+", re.MULTILINE
-)
+_PROCESS = re.compile(r"\S+: tasks? \S+: (?!Terminated|.* exit code 1\n).+|\S+ exited with code (?!0\n|1\n).+")
 # What an error or an exit code says, and what to change; then what the scheduler does.  The first that is found counts.
 _OF_ERRORS = {
     "CUDA out of memory|OutOfMemoryError|Cuda.*out of memory": "the memory of a GPU is full: a smaller batch",
@@ -36,7 +32,7 @@ _OF_ERRORS = {
 }
 _OF_OTHERS = {
     "(?i)oom.?kill|out.of.memory": "out of memory: more resources.memory, or a smaller batch",
-    "torchrun: .*not found|execve.*torchrun": "torchrun is not there: see image, setup",
+    "torchrun\\W.*(not found|No such file)": "torchrun is not there: see image, setup",
     "collective operation timeout": "a rank hangs: the key watch names it",
     "TIME LIMIT|DeadlineExceeded": "it ran out of time: see time_limit",
     "(?i:node.fail)|PREEMPT": "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
@@ -46,7 +42,7 @@ _OF_OTHERS = {
 
 def why(text: str) -> str:
     """Return a sentence about the first failure in the text: rank, node, exit code, error and what to change."""
-    text = text.rpartition("requeueing the job\n")[2] or text
+    text = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text.rpartition("requeueing the job\n")[2] or text)
     errors = [(re.sub(r".*\[rank(\d+)\].*|.*", r"\1", prefix), error) for prefix, error in _ERROR.findall(text)]
     ended = sorted(_ended(text, dict(errors)))
     rank, error = next((found for found in errors if not _FOLLOWS.search(found[1])), ("", ""))

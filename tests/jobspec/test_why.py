@@ -86,7 +86,12 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
             f"n1: task 2: Killed{_MEMORY}",
         ),
         (
-            _CLOSED.format(0) + "job-0 exited with code 1\njob-1 exited with code 137\n",
+            "job-1-1  | [FATAL tini (7)] exec torchrun failed: No such file\njob-1-1 exited with code 127\n",
+            "job-1-1 exited with code 127: torchrun is not there: see image, setup",
+        ),
+        ("Error response from daemon: manifest unknown\n", "Error response from daemon: manifest unknown"),
+        (
+            _CLOSED.format(0) + "job-0 exited with code 1\n\x1b[Kjob-1 exited with code 137\n",
             f"job-1 exited with code 137{_MEMORY}",
         ),
         (
@@ -111,7 +116,9 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         "a node without a table",
         "a later start",
         "a wrong flag",
-        "no torchrun",
+        "launcher srun",
+        "no torchrun in the image",
+        "no image",
         "compose",
         "time",
     ],
@@ -123,7 +130,7 @@ def test_the_first_failure_is_named_and_not_what_follows_from_it(text: str, sent
 
 def test_several_logs_are_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("epoch 1: loss 0.3\n")
-    (tmp_path / "b.log").write_bytes(b"\xff\nValueError: \x1b[1m\n")
+    (tmp_path / "b.log").write_bytes(b"\xff\nValueError: \x07[1m\n")
     assert command_line("why", "a.log", cwd=tmp_path).stdout == b"no failure\n"
     assert (
         command_line("why", "a.log", "b.log", cwd=tmp_path).stdout.decode() == "first failure: ValueError: \ufffd[1m\n"

@@ -102,6 +102,25 @@ def test_job_applied_twice_in_each_state_of_its_queue_has_the_pods_of_one_apply(
         assert sum(line == "{" for line in applied_once) == nodes
 
 
+def test_a_job_that_waits_says_why(cluster: Cluster, namespace: str, queue: Queue, tmp_path: Path) -> None:
+    """The words of the table in docs/troubleshooting.md; the queue has 100 CPUs."""
+    cluster.needs_controllers("indexedjob")
+    stop = queue()
+
+    def waits(name: str, cpus: int, reason: str, where: str = "lq") -> None:
+        keys = {"name": name, "resources": {"cpus": cpus, "memory": "1GiB"}, "kubernetes": {"queue": where}}
+        cluster.apply(rendered("indexedjob", queued(cluster, command=["mine.py"]) | keys, namespace, tmp_path))
+        words = ("get", "workloads.kueue.x-k8s.io", "--namespace", namespace, "--output=json")
+        cluster.until(lambda: reason in cluster.kubectl(*words), f"{name} waits because {reason}")
+
+    waits("far", 1, "LocalQueue far doesn't exist", where="far")
+    stop("Hold")
+    waits("held", 30, f"ClusterQueue {namespace} is inactive")
+    stop("None")
+    waits("later", 30, f"insufficient unused quota for cpu in flavor {namespace}, 20 more needed")
+    waits("vast", 60, f"insufficient quota for cpu in flavor {namespace}")
+
+
 def has_pods(number: int, cluster: Cluster, namespace: str) -> None:
     cluster.until(lambda: len(cluster.pods(namespace)) == number, f"there are {number} pods")
 
