@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobspec.artifact import render
-from tests.cli import ROOT, environment, records
+from tests.cli import ROOT, environment, free_port, records
 from tests.e2e.slurm.cluster import Cluster
 from tests.ranks import train_on_ranks
 from train.config import to_argv
@@ -34,7 +34,7 @@ def losses(run_dir: Path) -> list[float]:
 def run_with_torchrun(spec: Path, nodes: int, run_dir: Path) -> None:
     """Run the same spec with the script for torchrun, once for each node, all on this machine."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    artifact = render("torchrun", str(spec), [f"train.run_dir={run_dir}"])
+    artifact = render("torchrun", str(spec), [f"train.run_dir={run_dir}", f"rendezvous.port={free_port()}"])
     started = [
         subprocess.Popen(
             ["bash", "-c", artifact],

@@ -11,6 +11,7 @@ from jobspec.artifact import load
 from jobspec.environment import NODE_0, NODE_OF_RANK_0
 from jobspec.explain import as_json, explain
 from jobspec.plan import PORTS
+from jobspec.problems import SpecError
 from tests.e2e.slurm import user
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
@@ -92,3 +93,20 @@ def test_a_node_keeps_its_accounts_when_a_package_replaces_those_of_the_machine(
     """A mount on one file ends when the file is replaced, as dpkg does."""
     for machine in cluster.machines.values():
         assert machine.run("stat", "--format=%m", "/etc/passwd", "/etc/hosts").split() == ["/etc", "/etc"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["gpu-bind=single:1", "gpus-per-task=1", "gpus-per-node=1", "gpus=2"])
+def test_an_option_of_srun_that_the_spec_refuses_hides_gpus_from_ranks(
+    option: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(_WRITE_ENVIRONMENT)
+    text = script(cluster, _SPEC.format(folder=tmp_path), "slurm.launcher=srun")
+    job = cluster.wait_for_end(cluster.submit(text.replace("\nsrun ", f"\nsrun --{option} ")))
+    assert job.state == "COMPLETED", cluster.logs()
+    seen = [json.loads(file.read_text())["CUDA_VISIBLE_DEVICES"] for file in tmp_path.glob("[0-9]*")]
+    assert len(seen) == 4 and "0,1" not in seen  # the GPUs that explain names for each process
+
+    name, _, value = option.partition("=")
+    with pytest.raises(SpecError, match=f"slurm.srun_options: {name} is"):
+        script(cluster, _SPEC.format(folder=tmp_path), f"slurm.srun_options.{name}={value}")
