@@ -261,11 +261,7 @@ def name_settings_as_flags() -> None:
 
 
 def setting(key: str, value: str | bool | None = None) -> str:
-    """Return a setting as the caller writes it, for messages: a keyword of Run(), or a flag of `python -m train`.
-
-    >>> setting("lr"), setting("sync_batchnorm", False), setting("resume", "auto")
-    ('lr', 'sync_batchnorm=False', 'resume="auto"')
-    """
+    """Return a setting as the caller writes it, for messages: `resume="auto"`, or in `python -m train` its flag."""
     if _named_as_flags:
         return flag(key) if value is None else to_argv({key: value})[0]
     return key if value is None else f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"

@@ -33,8 +33,7 @@ class Trainer:
     """Trains and evaluates the model of a config; all ranks make one each and call the same methods.
 
     Making it is a collective: it loads data, model and checkpoint, and reports the start.
-    `run.close()` ends what it holds open.
-    Raises SharedError if any of them is missing, damaged or impossible on any rank.
+    Raises SharedError if any of them is missing, damaged or impossible.  `run.close()` ends what it holds open.
     """
 
     def __init__(self, config: TrainConfig, process: Process | None = None, observers: Iterable[Observer] = ()) -> None:
@@ -77,8 +76,7 @@ class Trainer:
     def fit(self) -> None:
         """Train until the last epoch or step, evaluate and save after each epoch, and export the weights if asked to.
 
-        With evaluate_only, only evaluate.  Raises Stopped if a signal has stopped all ranks; their position is then
-        saved.  After an error, too, rank 0 saves what it can.
+        Raises Stopped if a signal has stopped all ranks; their position is then saved.
         """
         with self.run.loop.saved_after_failure():
             if self.config.evaluate_only:
@@ -124,8 +122,8 @@ class Trainer:
     def export(self, path: str) -> None:
         """Let rank 0 write the weights that were evaluated (the average, with --ema) to `path`.  A collective.
 
-        An earlier file is replaced, as other tools do, because a resumed run exports again; the printed line says so.
-        Written under another name, then renamed, so the file is whole or absent.  Raises UserError if that fails.
+        Written under another name, then renamed, so the file is whole or absent.  An earlier one is replaced, because a
+        resumed run exports again.
         """
         with self.evaluated_weights():
             state = self.run.engine.models[0].state_dict()

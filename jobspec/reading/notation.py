@@ -44,17 +44,9 @@ def line_of(place: Place) -> Line:
     return place.name, place.option, place.line
 
 
-def lines_with_secrets(
-    values: Mapping[str, Any], names: Container[str | int], *places: Mapping[Path, Place]
-) -> frozenset[Line]:
-    """Return the lines that may show a secret's value: in `secrets` with more than names, or of these variables."""
-    wrong = {section for section in _SECTIONS if not _only_names(values.get(section))}
-    return frozenset(
-        line_of(place)
-        for found in places
-        for path, place in found.items()
-        if path and (path[0] in wrong or _is_value(path, names))
-    )
+def lines_with_secrets(names: Container[str | int], *places: Mapping[Path, Place]) -> frozenset[Line]:
+    """Return the lines that may show a secret's value: in `secrets`, or of these variables."""
+    return frozenset(line_of(place) for found in places for path, place in found.items() if is_secret(path, names))
 
 
 def hidden(problem: Problem) -> Problem:
@@ -62,18 +54,6 @@ def hidden(problem: Problem) -> Problem:
     place = problem.place
     name = key_of(place.written) if place.option and place.column == 1 else visible_name(place.written)
     return replace(problem, place=masked(place, name if place.length > 1 else ""))
-
-
-def _only_names(value: Any) -> bool:
-    if isinstance(value, str):  # a list that was meant
-        return all(re.fullmatch(ENV_NAME, part) for part in re.split(r"[\s,]+", value.strip()))
-    return value is None or (isinstance(value, list) and all(map(_is_name, value)))
-
-
-def _is_name(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(parts, Mapping) for parts in value.values())
-    return isinstance(value, str) and re.fullmatch(ENV_NAME, value) is not None
 
 
 def dotted(path: Path) -> str:

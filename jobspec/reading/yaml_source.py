@@ -69,7 +69,7 @@ class Source:
 
     @cached_property
     def _hidden_lines(self) -> frozenset[Line]:
-        return lines_with_secrets(self.values, self.secrets, self.keys, self.items)
+        return lines_with_secrets(self.secrets, self.keys, self.items)
 
 
 def read(name: str) -> str:

@@ -1,6 +1,5 @@
 """Check that a checkpoint can be continued with the settings given now."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from train.config import TrainConfig, setting
@@ -43,18 +42,10 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
         )
 
 
-def misfit(thing: str, saved: Mapping[str, Any], now: Mapping[str, Any], otherwise: str = "") -> str:
-    """Return how a checkpoint's tensors differ from the present ones, or else `otherwise`; and what to do."""
-    old, new = (
-        {name: str(tuple(getattr(x, "shape", getattr(x, "size", ())))) for name, x in of.items()} for of in (saved, now)
-    )
-    names = [name for name in new | old if old.get(name) != new.get(name)]
-    differ = [
-        f"{name} is {old.get(name, 'absent')} in the checkpoint and {new.get(name, 'absent')} now" for name in names
-    ]
-    why = ", ".join(differ[:3] + [f"{len(differ) - 3} more"] * (len(differ) > 3)) or otherwise
+def misfit(thing: str, why: object) -> UserError:
+    """Return the error of a checkpoint whose tensors are not those of a thing; why: in torch's words."""
     advice = f"Give the old model, optimizer and data, or another {setting('checkpoint_dir')} for a new run"
-    return why and f"the checkpoint does not fit {thing}: {why}. {advice}"
+    return UserError(f"the checkpoint does not fit {thing}: {why}. {advice}")
 
 
 def already_ended(config: TrainConfig, reached: list[str]) -> str:

@@ -156,8 +156,8 @@ class Spread:
         for name, thing in self.things.items():
             if isinstance(thing, nn.Module):
                 mine = {f"{name}.{key}": x for key, x in self._flat(thing).items() if isinstance(x, Tensor)}
-                if why := misfit(name, {key: saved[key] for key in mine if key in saved}, mine):
-                    raise UserError(why)
+                if differ := [key for key, x in mine.items() if key not in saved or saved[key].size != x.shape]:
+                    raise misfit(name, f"{', '.join(differ[:3])} had other shapes, or were absent")
                 tensors |= mine
                 continue
             params = {f"{name}.state.{param}": self.params[param] for param in self._names(thing)}
@@ -172,7 +172,7 @@ class Spread:
     ) -> None:
         now = [group["params"] for group in optimizer.state_dict()["param_groups"]]
         if len(groups) != len(now):
-            raise UserError(misfit(name, {}, {}, f"it had {len(groups)} parameter groups and has {len(now)}"))
+            raise misfit(name, f"it had {len(groups)} parameter groups and has {len(now)}")
         numbers = {param: number for number, param in enumerate(self._names(optimizer))}
         state = defaultdict[int, dict[str, Any]](dict)
         for key, value in flat.items():

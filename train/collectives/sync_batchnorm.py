@@ -1,7 +1,7 @@
 """BatchNorm over the global batch, the same on CPU and CUDA, and correct even if a rank has no samples.
 
-torch.nn.SyncBatchNorm refuses to run on the CPU.  On CUDA each of its layers waits for the device.  A rank without
-samples gives no gradients for weight and bias, and under autocast it sends statistics of another type than the others.
+torch.nn.SyncBatchNorm refuses to run on the CPU, and on CUDA each of its layers waits for the device.  A rank without
+samples gives no gradients for weight and bias, and under autocast sends statistics of another type.
 """
 
 from typing import Any

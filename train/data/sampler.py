@@ -156,11 +156,7 @@ class ShardSampler(Sampler[list[int]]):
         return {"epoch": self.epoch, "step": self.step, **counted_with, **slices, **order}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at a saved position, on any world size.
-
-        Raises UserError if seed, batch size or dataset size were different when it was saved: the samples after the
-        position would then not be the unread ones.
-        """
+        """Continue at a saved position, on any world size; raise UserError if it was counted with other settings."""
         if changed := self.changed_since(state):
             raise UserError(
                 f"the checkpoint cannot be continued: {changed}, so samples would be read twice or never; "

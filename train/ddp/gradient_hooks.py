@@ -51,8 +51,7 @@ def hooked_node(param: nn.Parameter, receiver: Any, index: int) -> Node:
     """Return the autograd node that adds to `param.grad`; it calls `receiver.gradient_ready(index)` when it has run.
 
     A hook of the node runs after all hooks of the parameter, whenever those were registered.  So their changes to
-    p.grad are done before it is averaged.  Keep the node, because autograd would otherwise make a new one without
-    the hook.  Autograd also makes a new one if the type or device of the parameter changes.
+    p.grad are done before it is averaged.  Keep the node: autograd would otherwise make a new one without the hook.
     receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
     """
     alive = weakref.ref(receiver)

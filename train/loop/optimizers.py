@@ -68,8 +68,7 @@ def _cosine(start: float, end: float, done: float) -> float:
 class Ema:
     """The average of the weights after each step; a step counts `decay` times as much as the one after it.
 
-    In step n at most (1 + n) / (10 + n) of the past counts, so that the random start is soon forgotten.
-    Source of this limit: TensorFlow's ExponentialMovingAverage, `num_updates`.
+    In step n at most (1 + n) / (10 + n) of the past counts, as in TensorFlow: the random start is soon forgotten.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

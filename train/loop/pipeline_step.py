@@ -29,8 +29,7 @@ class PipelineStep(Step):
     def _gradients(self, work: Work) -> StepResult:
         """Run forward and backward of all micro-batches; the losses are zeros except on the last rank.
 
-        All micro-batches have one size, because the ranks expect it.  So the last ones are filled up with blank samples
-        that do not count.
+        The ranks expect one size, so the last micro-batches are filled up with blank samples that do not count.
         """
         inputs, targets = work.batch
         self._work, self._of_micro_batches = work, list[Tensor]()

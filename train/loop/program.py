@@ -20,10 +20,7 @@ _IDLE_S = 0.2
 
 
 class Program:
-    """The context in which Run() connects the processes; after it, the program ends as a run has to.
-
-    An uncaught error is reported with the ranks that are missing, and rank 0 saves the last complete step.
-    """
+    """The context in which Run() connects the processes; after it, the program ends as a run has to."""
 
     def __init__(self) -> None:
         if dist.is_initialized():

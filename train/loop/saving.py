@@ -173,7 +173,7 @@ class Saving:
         except (RuntimeError, ValueError) as error:
             if not isinstance(target, nn.Module | optim.Optimizer):
                 raise
-            raise UserError(misfit(name, state, target.state_dict(), first_line(error))) from None
+            raise misfit(name, error) from None
 
     def refuse_unnamed_scheduler(self) -> None:
         """Raise SharedError if a scheduler changes a named optimizer and is not named: a restart begins it again."""

@@ -11,11 +11,7 @@ from train.strategies import Autocasting, Context, Wrapped, replicated
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model on all GPUs that torch sees, or on the CPU if there are none; print the number of GPUs.
-
-    Raises SharedError if there are several processes, if BatchNorm would use the statistics of a GPU's share, or if a
-    compiled model would run on several GPUs.
-    """
+    """Return the model on all GPUs that torch sees, or on the CPU if there are none; print the number of GPUs."""
     ours, instead = setting("strategy", "data_parallel"), setting("strategy", "custom_ddp")
     if context.world_size > 1:
         raise SharedError(

@@ -27,10 +27,7 @@ from train.strategies import Context, Wrapped
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model sharded in place, over the ranks of the context; optimizers take its parameters after this.
-
-    Raises SharedError if torch is too old, or if BatchNorm would get weights in bf16 and statistics in float32.
-    """
+    """Return the model sharded in place, over the ranks of the context; optimizers take its parameters after this."""
     if context.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         # torch 2.6 shards the model, and its first forward then ends in an AttributeError.  Mended by pull request
         # 145935 of pytorch/pytorch.

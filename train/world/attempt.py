@@ -1,9 +1,7 @@
 """Check, before this process takes part, that torchrun's current attempt is still the one that started it.
 
-If a node is killed and restarted at once, the other nodes need some seconds to notice.  Until then the restarted node
-meets the attempt in which it was killed.  Its torchrun finds all keys of a rendezvous there.  Its processes would wait
-for the other nodes, and the other nodes for its torchrun, until timeouts of many minutes end this.  So each process
-checks whether its attempt has ended, and then ends, too.
+If a node is killed and restarted at once, it meets the attempt in which it was killed until the others notice.  Its
+processes would wait for the other nodes, and the other nodes for its torchrun, until timeouts of many minutes end this.
 """
 
 import socket

@@ -17,11 +17,10 @@ from train.errors import UserError
 class World:
     """One process among `world_size`; `rank` is global and `local_rank` counts within the node.
 
-    `launcher` says who set the environment: torchrun, procs (`python -m train --procs`), slurm (one task
-    per process), environment (set by hand) or none (one process).
-    `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.  torchrun
-    counts a restart only on the node whose process failed, so `attempt` may differ between nodes.  `store_attempt`
-    keeps attempts apart in a store that outlives them; otherwise it is 0.
+    launcher: torchrun, procs (`python -m train --procs`), slurm (one task per process), environment (set by hand) or
+    none (one process).  store_is_served: the launcher listens on master_port; otherwise rank 0 has to.
+    attempt: torchrun counts a restart only on the node whose process failed, so it may differ between nodes.
+    store_attempt: keeps attempts apart in a store that outlives them; otherwise it is 0.
     """
 
     rank: int = 0
@@ -38,10 +37,9 @@ class World:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> World:
-        """Read the environment of torchrun, of a Slurm task, or of a single process.
+        """Read the environment of torchrun, of a Slurm task (srun(1), OUTPUT ENVIRONMENT), or of a single process.
 
         Raises UserError if variables are missing, are no numbers or contradict each other.
-        Sources: torchrun's "Environment Variables"; srun(1) "OUTPUT ENVIRONMENT VARIABLES".
         """
         if environ.keys() & {"LOCAL_RANK", "RANK"}:
             return cls._from_torchrun(environ)

@@ -23,9 +23,8 @@ _SILENCE_S, _POLL_S = 15.0, 0.2
 class Owner:
     """Owns `folder` until `release`, or until the process ends.  The watchdog's thread calls `renew` meanwhile.
 
-    The next start of the same job (of one Slurm job, Kubernetes job or torchrun) takes the folder over at once.  So
-    does any start on the same machine once the owner's process is gone.  Others wait for a sign of life first.
-    Raises UserError, naming the owner, if another run is alive; OSError if the folder cannot be written.
+    The next start of the same job takes the folder over at once, as does any start on the same machine once the owner's
+    process is gone.  Others wait for a sign of life first.  Raises UserError, naming the owner, if another run lives.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:

@@ -98,8 +98,7 @@ def wait_for_all_ranks(world: World, server: dist.Store, timeout: timedelta) -> 
     """Return the store of this attempt once all ranks are there.
 
     A static torchrun starts only the processes of its node again: those of other nodes would wait in the attempt before
-    for this rank.  So this rank ends all earlier ones.  Raises UserError if this attempt is ended so, and if ranks are
-    missing or do not fit together.
+    for this rank, which therefore ends all earlier ones.
     """
     *former, store = (_of_attempt(server, attempt) for attempt in range(world.store_attempt + 1))
     host, place = socket.gethostname(), f"{world.master_addr}:{world.master_port}"
