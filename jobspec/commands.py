@@ -1,12 +1,5 @@
 """The command line `render-job`: one job spec in, a script or manifest for one target out.
 
-    render-job torchrun jobs/quickstart.yaml | bash
-    render-job slurm jobs/pyxis.yaml sites/slurm-pyxis.yaml | sbatch
-    render-job explain jobs/quickstart.yaml --target torchrun
-    render-job ssh quickstart.torchrun.sh node0 node1
-    render-job why fashion-mnist-17.log
-    render-job schema > jobspec.schema.json
-
 Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written) or something differs; 2 usage;
 3 a bug in render-job.  Of `ssh`, the exit code of the node that failed first.
 """

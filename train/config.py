@@ -133,8 +133,7 @@ class TrainConfig(BaseModel):
     and stop. skip: skip the step, but stop after ten in a row"""
     on_oom: Literal["stop", "halve"] = "stop"
     """what happens when a process runs out of memory. stop: the run ends. halve: all ranks halve their micro-batches
-    and repeat the step, with the same global batch. With halve, gradients are always averaged after backward, not
-    during it"""
+    and repeat the step; gradients are then averaged after backward, not during it"""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """part of each training label that is spread over all classes"""
     ema: float | None = Field(None, gt=0, lt=1)
@@ -143,16 +142,14 @@ class TrainConfig(BaseModel):
     """how the learning rate changes. none: not at all. step: multiplied by 0.7 after each epoch. cosine: falls each
     step, along a cosine to 0. one_cycle: rises each step from lr / 25 to lr, then falls to almost 0"""
     warmup_steps: int = Field(0, ge=0, le=_MOST)
-    """number of first steps in which the learning rate rises to lr. 0: no warmup, but one_cycle rises in the first 30 %
-    of all steps"""
+    """first steps in which the learning rate rises to lr; with 0, one_cycle rises in the first 30 % of all steps"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """fp32 computes in full float32. tf32 rounds the inputs of float32 convolutions and matrix products to 10 mantissa
     bits, on GPUs with Ampere or newer. bf16 and fp16 use autocast, fp16 with loss scaling"""
     compile: bool = False
     """torch.compile the model: the first steps take a minute or so, later ones are faster"""
     deterministic: bool = False
-    """use only algorithms that give the same bits each time, also on CUDA. Training is slower, and fails if torch has
-    no such algorithm for an operation"""
+    """use only algorithms that give the same bits each time, also on CUDA; fails if torch has none for an operation"""
     logical_world: int | None = Field(None, ge=1, le=_MOST)
     """compute the same bits on any number of processes up to this one. Each step is cut into so many slices, which are
     added in one order. Implies deterministic; on CPUs one thread, or OMP_NUM_THREADS"""

@@ -2,11 +2,8 @@
 
 One epoch is one permutation of the samples, a function of (seed, epoch) alone.  Step s takes the s-th stretch
 of `batch_size` samples of this permutation; the last stretch may be shorter.  A stretch is cut into micro-batches, and
-each of them into a contiguous share for every rank.  So the samples of a step, and of each micro-batch, do not depend
-on the world size.  A run that starts at (epoch, step) reads exactly what is left.
-
-The drawback: if a micro-batch does not divide evenly, shares differ by one sample, and a small one may leave ranks
-without samples.  The trainer weights gradients by samples, so the mean over the global batch stays exact.
+each of them into a contiguous share for every rank.  So the samples of each micro-batch do not depend on the world
+size.  Shares may differ by one sample: gradients are weighted by samples, so the mean over the global batch is exact.
 """
 
 import hashlib

@@ -37,8 +37,6 @@ class TensorBoard(Observer):
                 "share_of_time/data": record.input_share,
                 "share_of_time/communication": record.communication_share,
             }
-            if record.input_share is not None and record.communication_share is not None:
-                values["share_of_time/compute"] = 1 - record.input_share - record.communication_share
             self._write(record.step, values, record.time)
         if known:
             peak = 1024 * getrusage(RUSAGE_SELF).ru_maxrss

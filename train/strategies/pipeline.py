@@ -21,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.errors import SharedError
-from train.records.progress import say
 from train.strategies import Autocasting, Context, Wrapped
 
 
@@ -35,10 +34,7 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
     rank, num_stages = dist.get_rank(context.group), context.world_size
     works, shapes = _meta_forward(layers, context.micro_batch)
-    stages = even_stretches(works, num_stages)
-    mine = stages[rank]
-    if rank == 0:
-        say(_in_words(layers, works, stages, context))
+    mine = even_stretches(works, num_stages)[rank]
     for name in [name for at, group in enumerate(layers) if at not in mine for name in group]:
         delattr(model, name)
     module = Autocasting(model, context)
@@ -136,18 +132,6 @@ def even_stretches(works: Sequence[int], stages: int) -> list[range]:
 
     cuts = [0, *best(0, stages)[1], len(works)]
     return [range(start, stop) for start, stop in pairwise(cuts)]
-
-
-def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], context: Context) -> str:
-    lines = [
-        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({schedule(context.device).__name__}), "
-        f"micro-batches per step: {context.config.accumulate}"
-    ]
-    for number, stage in enumerate(stages):
-        names = [name for at in stage for name in layers[at]]
-        share = sum(works[at] for at in stage) / sum(works)
-        lines.append(f"stage {number}: layers {names[0]} to {names[-1]}, {share:.1%} of the work")
-    return "\n".join(lines)
 
 
 def _predict(stage: PipelineStage, inputs: Tensor, shape: torch.Size, context: Context) -> Tensor | None:
