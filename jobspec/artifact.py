@@ -44,8 +44,7 @@ def plans_of(
 ) -> list[Plan]:
     """Return the plans of a parsed spec: one, or one for each combination of its sweep if each is a separate object.
 
-    index: the number of the only combination wanted; None for all, a mistake if the target can run only one.
-    notes: gets what looks odd in any of them.
+    index: the number of the only combination wanted.  notes: gets what looks odd in any of them.
     """
     specs = _specs_of(spec, target, index)
     number = sweep.size(spec) if index is None else 0
@@ -93,11 +92,7 @@ def render(
     sweep_index: int | None = None,
     output: str | None = None,
 ) -> str:
-    """Render a spec for the target `name`, and add what looks odd to `notes`.
-
-    The artifact depends only on the spec and the `files` it includes, the names of the spec files and of the output
-    (without folders), the options and the templates.  So it has the same bytes on any host at any time.
-    """
+    """Render a spec for the target `name`, with the same bytes on any host; add what looks odd to `notes`."""
     words = [
         *(Path(file).name for file in _listed(files)),
         *(word for assignment in overrides for word in ("--set", assignment)),

@@ -67,10 +67,7 @@ def torchrun_variables(
 def variables_of_meeting(
     plan: Plan, rank: Rank, node_0: str, port: str, run_id: str, max_restarts: int | None = None
 ) -> list[Variable]:
-    """List what torchrun sets for one worker when the nodes have met at `port` of `node_0`, or one node is alone.
-
-    Where names are known, `node_0` is the node with rank 0.
-    """
+    """List what torchrun sets for one worker when the nodes have met at `port` of `node_0`, or one node is alone."""
     if plan.job.nodes.max == 1:
         node_0, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
     elif plan.backend == "c10d":  # renumbers the nodes by name, in text order

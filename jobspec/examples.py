@@ -23,10 +23,7 @@ _HEADER_LINES = 3  # the first line, or the line below `#!`
 
 
 def check(root: Path = ROOT, write: bool = False) -> str:
-    """Return a line for each example that is out of date; empty if none is.
-
-    With `write`, such files are overwritten, and the report holds only what cannot be rendered.
-    """
+    """Return a line for each example that is out of date; with `write`, replace them, and return what cannot be."""
     endings = tuple(f".{targets.ending(name)}" for name in targets.names())  # such as .slurm.sh
     files = (file for folder in FOLDERS for file in sorted((root / folder).rglob("*")) if file.is_file())
     rendered = [file for file in files if f".{file.name}".endswith(endings) or _header(file)]

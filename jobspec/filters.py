@@ -1,9 +1,6 @@
 """Render templates: the one Jinja environment, and the filters that make any value safe where it is inserted.
 
-A template inserts every value of a spec through one of these filters: `sh`, `argv`, `by_flag` and `assignments` in
-shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml`, `lines` and
-`block` in YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` and `comments` in
-comment lines.
+A template inserts every value of a spec through one of these filters.
 """
 
 import json

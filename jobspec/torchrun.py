@@ -72,7 +72,6 @@ def c10d_conf(plan: Plan, is_host: str) -> str:
 def shutdown_timeout_s(grace_s: int) -> int:
     """Return the seconds between a SIGTERM to torchrun and its SIGKILL to the processes, on all targets.
 
-    grace_s: seconds between that SIGTERM and the SIGKILL to torchrun itself.
     A quarter of grace_s, at most 30 s, is left for torchrun to end and for what the artifact does afterwards.
     """
     return max(1, grace_s * 3 // 4, grace_s - 30)

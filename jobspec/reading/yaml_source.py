@@ -112,10 +112,7 @@ def _start(name: str, text: str = "") -> Place:
 
 
 class Reader:
-    """Builds values from PyYAML's parser events and keeps the place of each.
-
-    If the text is part of an option, such as what follows KEY= in `--set`, `option` is the place of that part.
-    """
+    """Builds values from PyYAML's parser events, with the place of each; option: of what follows KEY= in `--set`."""
 
     def __init__(self, text: str, name: str, option: Place | None = None) -> None:
         self.problems: list[Problem] = []

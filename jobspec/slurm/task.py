@@ -95,11 +95,7 @@ def failure_policy(job: Job) -> str:
 
 
 def _cpus_per_task(job: Job) -> int | None:
-    """Return the CPUs of a task; None leaves the number to Slurm.
-
-    Sites have defaults such as DefCpuPerGPU.  If a step requests no CPUs, each of its tasks may use all CPUs that the
-    job got on its node.
-    """
+    """Return the CPUs of a task; None leaves the number to Slurm: sites have defaults such as DefCpuPerGPU."""
     if job.resources.cpus is None:
         return None
     return max(1, job.resources.cpus // tasks_per_node(job))

@@ -11,8 +11,7 @@ from jobspec.spec.job import Job
 def json_schema(part: bool = False) -> dict[str, Any]:
     """Return the schema, in the 2020-12 dialect.  It has every key and type, but not the rules between keys.
 
-    part: True for one of several files that are merged.  In such a file no key is required, `+key` adds to a list, and
-    an empty value removes a key.
+    part: for one of several files: no key is required, `+key` adds to a list, and an empty value removes a key.
     """
     dialect, name = "https://json-schema.org/draft/2020-12/schema", "urn:multinode-torch:job-spec"
     schema = {"$schema": dialect, "$id": name + ":part" * part, **Job.model_json_schema()}

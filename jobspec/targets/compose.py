@@ -123,8 +123,7 @@ RULES = (
 def _torchrun_restarts(plan: Plan) -> int:
     """Return how many of the job's restarts torchrun makes: all for an elastic job, which continues with fewer nodes.
 
-    Any other job needs all its nodes.  If a container is killed, only the engine can restart it.  The other nodes then
-    fail too, so that all of them restart together.
+    Any other job needs all its nodes: the engine restarts a killed container, and the others, which fail then, too.
     """
     return plan.job.max_restarts if plan.job.nodes.elastic else 0
 
