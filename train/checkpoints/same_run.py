@@ -44,8 +44,8 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
 
 def misfit(thing: str, why: object) -> UserError:
     """Return the error of a checkpoint whose tensors are not those of a thing; why: in torch's words."""
-    advice = f"Give the old model, optimizer and data, or another {setting('checkpoint_dir')} for a new run"
-    return UserError(f"the checkpoint does not fit {thing}: {why}. {advice}")
+    advice = f"give the old model, optimizer and data, or another {setting('checkpoint_dir')} for a new run"
+    return UserError(f"the checkpoint does not fit {thing}: {advice}. {why}")
 
 
 def already_ended(config: TrainConfig, reached: list[str]) -> str:
