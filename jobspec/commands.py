@@ -144,7 +144,7 @@ def _explain(args: argparse.Namespace) -> tuple[str, int]:
 
     target = targets.load(args.target)
     plan = plans_of(read(args.files, args.overrides, args.notes), target, args.sweep_index)[0]
-    explanation = explain(plan, target)
+    explanation = explain(plan, target, whole=args.json)
     return as_json(explanation) if args.json else as_table(explanation), 0
 
 

@@ -17,6 +17,7 @@ from jobspec.targets import Target, template
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 _MANY = 32  # processes; above, the table has one row a node
+_SHOWN = 64  # nodes; above, the table leaves out all but these first ones and the last one
 _MATTER_MOST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
 
 
@@ -38,14 +39,14 @@ class Explanation:
     values: dict[tuple[str, SetBy], list[str]]
 
 
-def explain(plan: Plan, target: Target) -> Explanation:
-    """Collect everything about each process."""
+def explain(plan: Plan, target: Target, whole: bool = True) -> Explanation:
+    """Collect everything about each process, or about those that the table shows."""
     names = [name for node in range(plan.job.nodes.max) if (name := target.node_name(plan, node)) is not None]
     numbered = sorted(names) if plan.backend == "c10d" else names
     # Under c10d, a node's number follows from its name.
     unnamed = "<number {} in alphabetical order>" if plan.backend == "c10d" else "<node {}>"
     nodes = numbered or [unnamed.format(node) for node in range(plan.job.nodes.max)]
-    ranks = list(plan.ranks())
+    ranks = [rank for rank in plan.ranks() if whole or rank.node < _SHOWN or rank.node == plan.job.nodes.max - 1]
     values: dict[tuple[str, SetBy], list[str]] = {}
     for rank in ranks:
         for variable in target.environment(plan, rank):
@@ -131,6 +132,8 @@ def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
     for _, of_row in groupby(explanation.ranks, lambda rank: rank.node if many else rank):
         first, *others = of_row
         last = [first, *others][-1]
+        if first.node > _SHOWN:
+            yield ["...", "", "", "", f"{first.node - _SHOWN} nodes more, which --json shows"]
         ranks, locals_ = (
             f"{low}-{high}" if others else str(low)
             for low, high in ((first.rank, last.rank), (first.local_rank, last.local_rank))
@@ -169,7 +172,8 @@ def _by_rank(name: str, values: list[str], ranks: list[Rank]) -> str:
     texts = []
     for value, group in groupby(range(len(values)), values.__getitem__):
         first, *others = group
-        texts.append(f"{f'ranks {first}-{others[-1]}' if others else f'rank {first}'}: {_shown(value)}")
+        low, high = ranks[first].rank, ranks[others[-1] if others else first].rank
+        texts.append(f"{f'ranks {low}-{high}' if others else f'rank {low}'}: {_shown(value)}")
     return "; ".join(texts)
 
 

@@ -31,8 +31,8 @@ def accepted() -> Iterator[Any]:
 def explained(target: str, spec: Path, *settings: str) -> tuple[dict[str, Any], str]:
     """The JSON and the table."""
     module = targets.load(target)
-    explanation = explain(load(module, str(spec), settings), module)
-    return json.loads(as_json(explanation)), as_table(explanation)
+    plan = load(module, str(spec), settings)
+    return json.loads(as_json(explain(plan, module))), as_table(explain(plan, module, whole=False))
 
 
 def seen_by(told: dict[str, Any], rank: int) -> dict[str, str]:
@@ -131,6 +131,13 @@ def test_table_of_a_large_job_has_a_row_a_node(spec: Path) -> None:
         "RANK     NODE_RANK  LOCAL_RANK  device  node",
         "0-1      0          0-1         cpu     <node 0>",
         "2-3      1          0-1         cpu     <node 1>",
+    ]
+    _, larger = explained("slurm", spec, "nodes=128")
+    assert larger.splitlines()[66:70] == [
+        "126-127  63         0-1         cpu     <node 63>",
+        "...                                     63 nodes more, which --json shows",
+        "254-255  127        0-1         cpu     <node 127>",
+        "",
     ]
 
 
