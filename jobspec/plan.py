@@ -183,4 +183,6 @@ def _defaults(job: Job) -> dict[str, str]:
         env["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"  # collectives; the default of torch 2.6 to 2.10 is none
         env["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
         env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"/tmp/{job.name}-nccl-rank-"
+        if job.resources.rdma:
+            env["NCCL_NET"] = "IB"  # without it NCCL falls back to TCP, and reports that only with NCCL_DEBUG
     return env

@@ -103,7 +103,7 @@ class Resources(Section):
     cpus: int | None = optional("CPU cores of a node; each process gets its share as OMP_NUM_THREADS", ge=1, le=65536)
     memory: Size | None = optional("memory of a node, such as 200GiB")
     shm: Size | None = optional("size of /dev/shm, for DataLoader workers and NCCL; some containers have only 64 MiB")
-    rdma: bool = optional("RDMA devices, and the right to lock memory for them", False)
+    rdma: bool = optional("RDMA devices and the right to lock memory; sets NCCL_NET to IB, unless env does", False)
     devices: dict[fields.Resource, Amount] = optional(
         "further resources of a node as Kubernetes names them, such as {vpc.amazonaws.com/efa: 32}", {}
     )

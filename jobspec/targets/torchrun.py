@@ -11,7 +11,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.rules import names_in_env
 from jobspec.targets import Target
 
-USES = PROCESSES | {"rendezvous.host"}
+USES = PROCESSES | {"rendezvous.host", "resources.rdma"}
 NOT_USED = {
     **dict.fromkeys(["gpu", "gpus_per_node"], "the machine's GPUs are used"),
     "image": "this script runs in the shell's own environment, not in a container",
@@ -19,7 +19,7 @@ NOT_USED = {
     "files": "the processes see workdir, or the folder in which the script is started",
     "resources.memory": "nothing limits the processes",
     "resources.shm": "/dev/shm is the machine's own",
-    **dict.fromkeys(["resources.rdma", "resources.devices"], "the machine's devices are used"),
+    "resources.devices": "the machine's devices are used",
     "topology": "you choose the machines",
     "time_limit": "torchrun has no time limit",
     "slurm.array": "this is one job, not several",

@@ -38,7 +38,12 @@ job_task() {  # on each node: torchrun starts its 4 processes
     { echo "$SLURMD_NODENAME: this Slurm has no blocks (topology/block), so --segment had no effect: see topology of the spec" >&2; exit 1; }
   [[ $(ulimit -l) == unlimited ]] ||
     { echo "$SLURMD_NODENAME: RDMA needs unlimited locked memory: see PropagateResourceLimitsExcept in slurm.conf" >&2; exit 1; }
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 NCCL_DEBUG=WARN OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 \
+  [[ $(rdma_ports) == *ACTIVE*gids/0* ]] ||
+    { echo "$SLURMD_NODENAME: no port in /sys/class/infiniband is active and has a GID" >&2; exit 1; }
+  # NCCL would use the ports that are left, at the lowest rate.
+  [[ $(rdma_ports) == "$RDMA_PORTS" ]] ||
+    { echo "$SLURMD_NODENAME: RDMA ports, < on the first node, > here: $(diff <(echo "$RDMA_PORTS") <(rdma_ports))" >&2; exit 1; }
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 NCCL_DEBUG=WARN NCCL_NET=IB OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/every-key-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
@@ -59,6 +64,12 @@ job_task() {  # on each node: torchrun starts its 4 processes
     --resume=auto
 }
 export -f job_task
+rdma_ports() {  # with states and rates, and the GID tables that have a first entry
+  cd /sys/class/infiniband 2>/dev/null && grep . */ports/*/{state,rate} && grep -l "[1-9a-f]" */ports/*/gids/0
+}
+export -f rdma_ports
+RDMA_PORTS=$(rdma_ports || true)
+export RDMA_PORTS
 
 # Variables of an enclosing job, which srun and torchrun would read as options.
 for name in "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}" "${!TORCHELASTIC_@}"; do

@@ -6,7 +6,6 @@
 # Not used here: mounts; the processes see the paths of the machine.
 # Not used here: resources.memory; nothing limits the processes.
 # Not used here: resources.shm; /dev/shm is the machine's own.
-# Not used here: resources.rdma; the machine's devices are used.
 # Not used here: resources.devices; the machine's devices are used.
 # Not used here: time_limit; torchrun has no time limit.
 # Not used here: topology; you choose the machines.
@@ -37,7 +36,7 @@ interface=$(ip -o address show to "$own" | awk 'NR == 1 { print $2 }')
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
 export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=$GLOO_SOCKET_IFNAME}"
 
-export NCCL_DEBUG=WARN OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 \
+export NCCL_DEBUG=WARN NCCL_NET=IB OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 \
   TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/every-key-nccl-rank- \
   TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
 cd /app

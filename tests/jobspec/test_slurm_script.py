@@ -66,6 +66,45 @@ def test_rdma_needs_the_right_to_lock_memory(cluster: Cluster) -> None:
     assert cluster.calls() == {}
 
 
+@pytest.mark.parametrize(
+    ("node", "changed", "message"),
+    [
+        ("", {}, ""),
+        ("n2", {"hca_1/ports/1/state": "1: DOWN"}, "> hca_1/ports/1/state:1: DOWN"),
+        ("n2", {"hca_1/ports/1/rate": "100 Gb/sec (4X EDR)"}, "> hca_1/ports/1/rate:100 Gb/sec (4X EDR)"),
+        ("n2", {"hca_1/ports/1/gids/0": "0000:0000:0000"}, "< hca_1/ports/1/gids/0"),
+        ("n2", dict.fromkeys(["hca_0/ports/1/state", "hca_1/ports/1/state"], "1: DOWN"), "n2: no port in "),
+    ],
+)
+def test_rdma_ports_of_all_nodes_are_active_and_alike(
+    node: str, changed: dict[str, str], message: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    port = {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "gids/0": "fe80:0000:0001"}
+    ports = {f"hca_{card}/ports/1/{name}": value for card in (0, 1) for name, value in port.items()}
+    for each in cluster.nodes:
+        for name, value in {**ports, **(changed if each == node else {})}.items():
+            file = tmp_path / each / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{value}\n")
+    text = rendered(cluster, TWO_NODES + "resources: {rdma: true}\n").replace("$(ulimit -l)", "unlimited")
+    text = text.replace("/sys/class/infiniband", f'"{tmp_path}/${{SLURMD_NODENAME-n1}}"')
+    status, out = cluster.run(text)
+    assert (status == 0, message in out) == (not message, True), out
+    assert "n1: " not in out
+
+
+@pytest.mark.parametrize("limit", ["-Sn 300", "-n 300"], ids=["soft", "hard"])
+def test_a_large_job_has_enough_open_files_or_is_refused(limit: str, cluster: Cluster) -> None:
+    cluster.install("torchrun", "#!/bin/bash\necho files: $(ulimit -n)\n")
+    text = rendered(cluster, TWO_NODES.replace("nodes: 2", "nodes: 200"))
+    status, out = cluster.run(text.replace("set -euo", f"ulimit {limit}; set -euo"))
+    if limit.startswith("-S"):
+        assert (status, out.count("files: 1056")) == (0, 2), out
+    else:
+        assert status != 0 and ": the job needs 1056 open files, which ulimit -Hn does not allow" in out
+    assert "ulimit" not in rendered(cluster, TWO_NODES)
+
+
 def test_lines_begin_with_the_rank_if_asked(cluster: Cluster) -> None:
     run(cluster, TWO_NODES + "slurm: {srun_options: {label: true, mpi: pmix}}\n")
     assert "--mpi=pmix" in cluster.sruns()[-1] and "--label" not in cluster.sruns()[-1]
@@ -101,10 +140,10 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
             f"slurm: {{runtime: {runtime}, launcher: {launcher}}}\n"
         )
         # Without the Python and awk of spares.
-        text = re.sub(r"(<<'END'|awk ).*?\n(END|  }'\))\n", "<\n", render("slurm", str(job)), flags=re.DOTALL)
+        text = re.sub(r"(<<'END'|awk ).*?\n(END|  }'[^\n]*)\n", "<\n", render("slurm", str(job)), flags=re.DOTALL)
         scripts.append(text)
     code = [line for text in scripts for line in text.splitlines() if not line.startswith("#")]
-    set_in_bash = re.compile(r"(?:^|[ ;({])([a-z]\w*)\+?=|\bfor (\w+) in|\bread .* (\w+) <")
+    set_in_bash = re.compile(r"(?:^|[ ;({])([a-z]\w*)\+?=|\bfor (\w+) in|\bread .* (\w+)(?: <|;)")
     found = {name for line in code for name in set_in_bash.findall(line)}
     names = {next(filter(None, one)) for one in found} - {"type"}  # of a mount
     assert names == rules.VARIABLES_OF_SCRIPT
