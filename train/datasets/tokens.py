@@ -69,10 +69,8 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     file = folder / f"{split}.npy"
     try:
         array = np.load(file, mmap_mode="c")
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing: {_REMEDY}") from None
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"cannot read {file}: {error}. Replace it with an undamaged copy") from None
+        raise UserError(f"cannot read {file}: {error}. {_REMEDY}") from None
     if array.ndim != 1 or array.dtype not in (np.uint8, np.int32) or len(array) <= context:
         raise UserError(
             f"{file} holds {array.dtype} of shape {array.shape}; expected one dimension of uint8 or int32, with more "
@@ -94,8 +92,6 @@ def _read_sizes(file: Path) -> tuple[int, int]:
     try:
         sizes = json.loads(file.read_bytes())
         vocabulary, context = int(sizes["vocabulary"]), int(sizes["context"])
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing: {_REMEDY}") from None
     except (OSError, ValueError, LookupError, TypeError):
         raise UserError(
             f'cannot read {file}, which must be like {{"vocabulary": 256, "context": 64}}: {_REMEDY}'

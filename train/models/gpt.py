@@ -5,8 +5,6 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from train.errors import UserError
-
 WIDTH, HEADS, BLOCKS = 384, 6, 6
 
 
@@ -37,10 +35,8 @@ class Block(nn.TransformerEncoderLayer):
 def build(shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
     """Tokens int64 (B, T), T at most `shape[0]` → logits of the next token, (B, T, num_classes).
 
-    No dropout unless a rate is given.  Raises UserError if `shape` is not the shape of a row of tokens.
+    No dropout unless a rate is given.
     """
-    if len(shape) != 1:
-        raise UserError(f"--model=gpt reads rows of tokens, but the samples have shape {shape}: give --dataset=tokens")
     layers: dict[str, nn.Module] = {"embeddings": Embeddings(num_classes, shape[0])}
     layers |= {f"block{number}": Block(dropout or 0.0) for number in range(BLOCKS)}
     layers |= {"norm": nn.LayerNorm(WIDTH), "head": nn.Linear(WIDTH, num_classes, bias=False)}

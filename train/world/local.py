@@ -1,17 +1,12 @@
 """`python -m train --procs N`: N processes on this machine without torchrun, for a first run or a notebook."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import suppress
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from train.errors import UserError
 from train.world.environment import World
@@ -24,41 +19,35 @@ _POLL_S = 0.05
 def run_on_this_machine(procs: int, argv: list[str], module: str = "train") -> int:
     """Run `python -m MODULE ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
 
-    The first failure ends the other ranks, and its reason is printed as the last line, unless it is a mistake that the
-    ranks have printed.  A signal is passed on, and the ranks save and end.
+    The first failure ends the other ranks, and the last line names its rank; the rank has said why.  A signal is passed
+    on, and the ranks save and end.
     """
-    with tempfile.TemporaryDirectory(prefix="train-procs-") as folder:
-        files = [Path(folder, f"rank-{rank}.json") for rank in range(procs)]
-        ranks = _started(files, [module, *argv])
+    ranks = _started(procs, [module, *argv])
 
-        def send(number: int, frame: FrameType | None = None) -> None:
-            for process in ranks:
-                process.send_signal(number)  # nothing happens if it has ended
-
-        for number in SIGNALS:
-            signal.signal(number, send)
-        while None in (codes := [process.poll() for process in ranks]) and not any(codes):
-            time.sleep(_POLL_S)
-        first, code = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
-        send(signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_S
+    def send(number: int, frame: FrameType | None = None) -> None:
         for process in ranks:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                send(signal.SIGKILL)
-                process.wait()
-        if code in (0, EXIT_STOPPED):  # a signal, perhaps to a rank alone: all ranks have saved what they save
-            return code
-        ours, of_rank_0 = _left_in(files[first]), _left_in(files[0])
-        # Rank 0 prints a mistake of the user for all ranks.
-        if not ours or "py_callstack" in ours["extraInfo"] or ours["message"] != of_rank_0.get("message"):
-            left_early = ", ".join(str(rank) for rank, ended in enumerate(codes) if ended == 0)
-            how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-            reason = f": {ours['message']}" if ours else ""
-            before = f"; before that, rank {left_early} ended with exit code 0" if left_early else ""
-            print(f"error: rank {first} failed first ({how}){reason}{before}", file=sys.stderr, flush=True)
-        return code if code > 0 else 128 - code
+            process.send_signal(number)  # nothing happens if it has ended
+
+    for number in SIGNALS:
+        signal.signal(number, send)
+    while None in (codes := [process.poll() for process in ranks]) and not any(codes):
+        time.sleep(_POLL_S)
+    first, code = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
+    send(signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_S
+    for process in ranks:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            send(signal.SIGKILL)
+            process.wait()
+    if code in (0, EXIT_STOPPED):  # a signal, perhaps to a rank alone: all ranks have saved what they save
+        return code
+    left_early = ", ".join(str(rank) for rank, ended in enumerate(codes) if ended == 0)
+    how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+    before = f"; before that, rank {left_early} ended with exit code 0" if left_early else ""
+    print(f"rank {first} failed first ({how}){before}", file=sys.stderr, flush=True)
+    return code if code > 0 else 128 - code
 
 
 def refuse_second_launcher(world: World, option: str) -> None:
@@ -70,26 +59,15 @@ def refuse_second_launcher(world: World, option: str) -> None:
         )
 
 
-def _started(files: list[Path], argv: list[str]) -> list[subprocess.Popen[bytes]]:
-    """Start a rank for each file, in which it leaves the reason if it fails (train/errors.py)."""
+def _started(procs: int, argv: list[str]) -> list[subprocess.Popen[bytes]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    size = str(len(files))
+    size = str(procs)
     common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if len(files) > 1:
+    if procs > 1:
         common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun
-    of_ranks = [
-        {"RANK": str(rank), "LOCAL_RANK": str(rank), "TRAIN_LAUNCHER": "procs", "TORCHELASTIC_ERROR_FILE": str(file)}
-        for rank, file in enumerate(files)
-    ]
+    of_ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "TRAIN_LAUNCHER": "procs"} for rank in range(procs)]
     # In new sessions: Ctrl-C in the terminal reaches only this process, which passes it on once to each rank.
     command = [sys.executable, "-m", *argv]
     return [subprocess.Popen(command, env=os.environ | common | own, start_new_session=True) for own in of_ranks]
-
-
-def _left_in(file: Path) -> dict[str, Any]:
-    """Return what a rank has left in its file; empty if it has left nothing."""
-    with suppress(OSError, ValueError, LookupError):
-        return dict(json.loads(file.read_text())["message"])
-    return {}

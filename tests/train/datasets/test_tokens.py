@@ -136,7 +136,7 @@ def test_a_file_that_does_not_fit_is_named(tmp_path: Path, array: Array, says: s
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"<!DOCTYPE html>"])
 @pytest.mark.parametrize(
-    ("file", "says"), [("train.npy", ".*Replace it"), ("tokens.json", r', which must be like \{"vocabulary"')]
+    ("file", "says"), [("train.npy", ".*makes it"), ("tokens.json", r', which must be like \{"vocabulary"')]
 )
 def test_a_damaged_file_is_named(tmp_path: Path, file: str, says: str, damage: bytes) -> None:
     write(tmp_path, np.zeros(100, dtype=np.uint8), 256, 8)

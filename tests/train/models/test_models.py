@@ -81,7 +81,11 @@ def test_the_seed_decides_the_weights(name: str, shape: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_refuses_tokens_or_images_and_says_so(name: str) -> None:
-    shape, says = ((1, 28, 28), "--dataset=tokens") if name == "gpt" else ((24,), "cannot take rows of tokens of shape")
+    shape, says = (
+        ((1, 28, 28), "cannot take images of shape")
+        if name == "gpt"
+        else ((24,), "cannot take rows of tokens of shape")
+    )
     with pytest.raises(UserError, match=f"--model={name} .*{says}"):
         models.build(name, shape, 10, None)
 

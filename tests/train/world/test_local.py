@@ -1,4 +1,4 @@
-"""`--procs N` trains as torchrun does, and the first failure ends all ranks with its reason."""
+"""`--procs N` trains as torchrun does, and the first failure ends all ranks and is named."""
 
 import subprocess
 from pathlib import Path
@@ -21,15 +21,15 @@ def _procs(number: str, *flags: str, **extra: str) -> subprocess.CompletedProces
         ("1", 'os.environ["LOCAL_RANK"] = "5"', "LOCAL_RANK is 5, "),  # a mistake that rank 0 does not print
     ],
 )
-def test_the_first_failure_ends_all_and_its_reason_stands_last(
+def test_the_first_failure_ends_all_and_its_rank_stands_last(
     rank: str, fault: str, reason: str, tmp_path: Path
 ) -> None:
     broken = f'import os, sys\nif os.environ.get("RANK") == "{rank}":\n    {fault}\n'
     (tmp_path / "sitecustomize.py").write_text(broken)
     ended = _procs("2", *_FLAGS, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 1
-    last = ended.stderr.splitlines()[-1]
-    assert last.startswith(f"error: rank {rank} failed first (exit code 1): {reason}"), ended.stderr
+    assert reason in ended.stderr
+    assert ended.stderr.endswith(f"rank {rank} failed first (exit code 1)\n"), ended.stderr
 
 
 # What rank 1 does when it is about to wrap the model.
@@ -48,8 +48,7 @@ def test_a_rank_that_ends_with_0_in_mid_run_is_named(tmp_path: Path) -> None:
     ended = _procs("2", *_FLAGS, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith("error: rank 0 failed first (exit code 1): ")
-    assert last.endswith("; before that, rank 1 ended with exit code 0"), ended.stderr
+    assert last == "rank 0 failed first (exit code 1); before that, rank 1 ended with exit code 0", ended.stderr
 
 
 def test_a_signal_to_one_rank_alone_stops_all_and_is_no_failure(tmp_path: Path) -> None:
