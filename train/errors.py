@@ -67,10 +67,7 @@ def refuse_without(package: str, option: str, extra: str) -> None:
 
 
 def report(error: Exception, head: str = "error") -> None:
-    """Print an error, and record it for torchrun: a mistake of the user as one paragraph, others with traceback.
-
-    Of a mistake that all ranks share, one process of each node prints it.  head: the word before a paragraph.
-    """
+    """Print an error, and record it for torchrun: a mistake of the user as one paragraph, others with traceback."""
     if isinstance(error, UserError):
         first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
         if first_of_node or not isinstance(error, SharedError):

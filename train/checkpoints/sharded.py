@@ -115,10 +115,7 @@ class Spread:
             )
 
     def load(self, world: World, path: Path, rest: Mapping[str, Any]) -> None:
-        """Load this rank's part of a verified checkpoint, which any number of ranks may have saved.
-
-        A collective.  Raises SharedError if a part is missing, does not fit or cannot be read.
-        """
+        """Load this rank's part of a verified checkpoint, which any number of ranks may have saved.  A collective."""
         group = new_group(_CPU, YEAR_S)
 
         def read() -> dict[str, Tensor]:

@@ -26,10 +26,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def mistakes_shared_by_all_ranks() -> Iterator[None]:
-    """Turn a UserError on some ranks into a SharedError on every rank, so that all end together and none hangs.
-
-    The block must not run collectives: a rank that failed would leave the others waiting in them.
-    """
+    """Turn a UserError on some ranks into a SharedError on every rank.  The block must not run collectives."""
     mistake = None
     try:
         yield

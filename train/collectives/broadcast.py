@@ -61,10 +61,7 @@ def of_all_ranks(thing: Thing, group: dist.ProcessGroup | None = None) -> list[T
 
 
 def gather(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
-    """Return the rows of all ranks, in the order of the ranks; gradients flow back.  A collective, as is its backward.
-
-    rows: (sizes[rank], …); the other dimensions are the same on all ranks.
-    """
+    """Return the rows of all ranks, (sizes[rank], …); gradients flow back.  A collective, as is its backward."""
     gathered: Tensor = _Gather.apply(rows, sizes, group)
     return gathered
 

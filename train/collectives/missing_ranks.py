@@ -73,10 +73,7 @@ def _reasons(others: list[int]) -> list[str]:
 
 
 def _who_is_missing(place: str, others: list[int]) -> list[str]:
-    """Return a line or two: which ranks gave up elsewhere than at `place`, and which have not reported.
-
-    The ranks that gave up exchange their places through the store.  Before a failure this costs nothing.
-    """
+    """Return a line or two: which ranks gave up elsewhere than at `place`, and which have not reported."""
     here = f"gave up at another place: {place}"
     try:
         reports = in_thread(partial(_exchange, here, others)).result(2 * _REPORTS_S)
@@ -110,10 +107,7 @@ def report_failure(error: Exception) -> None:
 
 
 def _exchange(here: str, others: list[int]) -> dict[int, str]:
-    """Say where this rank gave up; return what the others have said when all have or time is up.
-
-    Rank 0, with which the store may end, also waits until the others have read.
-    """
+    """Return what the others have said; rank 0, with which the store may end, waits until they have read."""
     time.sleep(_CLOSING_S)
     own, deadline = dist.get_rank(), time.monotonic() + _REPORTS_S
     _store().set(str(own), here)

@@ -149,10 +149,9 @@ class Keys:
 
 @contextmanager
 def deaf() -> Iterator[None]:
-    """Let processes that are forked in the block have the signals that ask for an end blocked from the beginning.
+    """Block the signals that ask for an end in processes that are forked in the block.
 
-    A scheduler, like Ctrl-C in a terminal, signals all processes of a job.  But a rank needs its workers to finish its
-    current step.
+    A scheduler, like Ctrl-C, signals all processes of a job, but a rank needs its workers to finish its step.
     """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

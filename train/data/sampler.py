@@ -19,9 +19,8 @@ def evaluation_parts(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Return what `rank` reads in each batch of an evaluation, and how many samples of it are each logical rank's.
 
-    A logical rank reads a contiguous share of the samples, in order, none twice.  batch_size counts samples over all
-    ranks together, as in training.  All ranks have the same number of batches, so that they can meet after each; the
-    last one may be empty.
+    A logical rank reads a contiguous share of the samples, in order.  All ranks have the same number of batches, so
+    that they can meet after each; the last one may be empty.
     """
     readers = share(range(logical_world), rank, world_size)
     of_readers = [share(range(num_samples), reader, logical_world) for reader in readers]

@@ -11,11 +11,10 @@ import random
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
-    """The order in which an epoch reads the samples 0 … num_samples-1.
+    """The order in which an epoch reads the samples 0 … num_samples-1, the same on every machine and Python version.
 
-    It is the same on every machine and Python version.  Python promises this only for `random()` of a seeded
-    generator, so the Fisher-Yates shuffle over it is written out here.  Other seeds and epochs give other
-    orders, with one exception: seeds 0 and 2**32 - 1 have the same order in epoch 1.
+    Python promises this only for `random()` of a seeded generator, so the Fisher-Yates shuffle is written out here.
+    Seeds 0 and 2**32 - 1 have the same order in epoch 1.
     """
     draw = random.Random((seed << 64) | epoch).random
     order = list(range(num_samples))

@@ -42,10 +42,7 @@ def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
 
 
 def download(name: str, data_root: str, world: World) -> None:
-    """Fetch the dataset's files if they are absent and there is a network; otherwise change nothing.
-
-    A collective.  Rank 0 comes first, then one process of each other node, so nodes with a shared disk fetch once.
-    """
+    """Fetch the dataset's files if they are absent: rank 0, then one process of each other node.  A collective."""
     fetch = getattr(import_module(f"train.datasets.{name}"), "download", None)
     for turn in (world.rank == 0, world.rank != 0 and world.local_rank == 0):
         if turn and fetch is not None:

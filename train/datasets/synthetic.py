@@ -14,10 +14,7 @@ _SIZE, _CLASSES = 28, 10
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
-    """Return images of which each is a function of (seed, split, index) alone; the class is the index modulo 10.
-
-    An image is the pattern of its class, rolled by up to two pixels, half hidden under uniform noise.
-    """
+    """Return images, functions of (seed, split, index) alone: patterns of classes, rolled, half hidden under noise."""
     # Each class's pattern at half its brightness, rolled by -2 to 2 pixels down and to the right.
     rolled = np.empty((_CLASSES, 5, 5, _SIZE, _SIZE))
     for label in range(_CLASSES):

@@ -102,10 +102,7 @@ def _read_sizes(file: Path) -> tuple[int, int]:
 
 
 def write(texts: Sequence[Path], data_root: Path, context: int) -> str:
-    """Write the bytes of the texts as tokens; the last tenth is for validation.  Returns what was written, in words.
-
-    Raises UserError if a text cannot be read or all together are too short.
-    """
+    """Write the bytes of the texts as tokens; the last tenth is for validation.  Returns what was written, in words."""
     try:
         tokens = np.frombuffer(b"\n".join(text.read_bytes() for text in texts), dtype=np.uint8)
     except OSError as error:

@@ -74,10 +74,9 @@ class Bucket:
         return not self._awaited
 
     def arrive(self, slot: int) -> bool:
-        """Count the arrival of a gradient; return True if the bucket is full now.
+        """Count the arrival of a gradient, or of a part of it; return True if the bucket is full now.
 
-        p.grad may be None: autograd reached the parameter, but an operator had no gradient for it.  Under reentrant
-        checkpointing a gradient arrives in several parts.
+        p.grad may be None: autograd reached the parameter, but an operator had no gradient for it.
         Raises RuntimeError if more parts arrive than in the first backward: the bucket may have been sent already.
         """
         left = self._times_left[slot] = self._times_left[slot] - 1

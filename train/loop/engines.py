@@ -31,10 +31,7 @@ def make_engine(config: TrainConfig, world: World, device: torch.device) -> Step
 
 
 def wrap(engine: Step, model: nn.Module, micro_batch: Tensor | None) -> Wrapped:
-    """Let the engine train a model, on this rank's device and with rank 0's weights.  A collective.
-
-    micro_batch: shape and type of a pipeline's inputs.
-    """
+    """Let the engine train a model, on this rank's device and with rank 0's weights.  A collective."""
     config, context = engine.config, engine.context
     model = model.to(engine.device)
     several = context.world_size > 1 or config.strategy == "fsdp"  # whose bf16 fits no other BatchNorm

@@ -37,10 +37,7 @@ def set_numerics(config: TrainConfig) -> None:
 
 
 def compile_model(model: nn.Module) -> None:
-    """Let torch compile the model at its first forward; its parameters and their names stay.
-
-    Raises SharedError if it cannot, with layers that send messages.
-    """
+    """Let torch compile the model at its first forward; its parameters and their names stay."""
     if has_sync_batchnorm(model):
         raise SharedError(
             f"{setting('compile')} cannot be used with synchronised BatchNorm: add {setting('sync_batchnorm', False)} "

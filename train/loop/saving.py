@@ -289,10 +289,7 @@ def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> Bytes
 
 
 def load_on_all_ranks(world: World, content: BytesIO | None) -> dict[str, Any] | None:
-    """Return rank 0's checkpoint `content` as a state on every rank, so that only rank 0 needs to see the folder.
-
-    A collective; other ranks pass None.  Tensors are on the CPU.  Returns None if rank 0 has no checkpoint.
-    """
+    """Return rank 0's checkpoint, if it has one, on every rank, with tensors on the CPU.  A collective."""
     size = thing_of_rank_0(None if content is None else content.getbuffer().nbytes)
     if size is None:
         return None

@@ -84,9 +84,6 @@ def replicated(
 
 
 def wrap(name: str, model: nn.Module, context: Context) -> Wrapped:
-    """Return `model` wrapped by the strategy in the file `name`.py; optimizers take its parameters after this.
-
-    Raises UserError if the strategy does not fit the context or if the ranks' models differ.
-    """
+    """Return `model` wrapped by the strategy in the file `name`.py; optimizers take its parameters after this."""
     wrapped: Wrapped = import_module(f"train.strategies.{name}").wrap(model, context)
     return wrapped

@@ -25,10 +25,7 @@ from train.strategies import Autocasting, Context, Wrapped
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Keep only the layers of this rank in `model`; optimizers take its parameters after this.
-
-    Raises SharedError if the model cannot be cut into one stage for each rank.
-    """
+    """Keep only the layers of this rank in `model`; optimizers take its parameters after this."""
     layers = refuse_what_cannot_be_cut(model, context)
     assert context.micro_batch is not None
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
@@ -102,10 +99,7 @@ def _with_parameters(model: nn.Sequential) -> Layers:
 
 
 def _meta_forward(layers: Layers, inputs: Tensor) -> tuple[list[int], list[Tensor]]:
-    """Return the floating-point operations of each group of layers, and the tensors before, between and after them.
-
-    Computed on the meta device, so the result is always the same, on all ranks and machines.
-    """
+    """Return, from the meta device, the operations of each group of layers, and the tensors before and after them."""
     works, tensors = [], [inputs]
     for group in layers:
         with FlopCounterMode(display=False) as counter:

@@ -17,7 +17,6 @@ def pick_device(world: World, wanted: str) -> torch.device:
     """Return this rank's device: CUDA device number local_rank, or the CPU.
 
     If the site has bound a task to one GPU, the task sees only this GPU, as number 0, whatever its local_rank.
-    Raises UserError if there are fewer CUDA devices than local ranks.
     """
     count = torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and count == 0):

@@ -8,10 +8,7 @@ from train.world.signals import StopSignal, stop_with_parent
 
 
 class Process:
-    """The place of this process, its signals, and the attempt that has started it; made before torch is imported.
-
-    world: read from the environment unless given.  Raises UserError if the environment is wrong, or the attempt over.
-    """
+    """The place of this process, its signals, and the attempt that has started it; made before torch is imported."""
 
     def __init__(self, world: World | None = None) -> None:
         self.stop = StopSignal()

@@ -59,10 +59,7 @@ class StopSignal:
 
 
 def stop_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Let Linux send this process a signal when its parent dies; elsewhere nothing happens.
-
-    If torchrun is killed, or gets a signal it does not handle, its processes continue, and nothing ends them.
-    """
+    """Let Linux send this process a signal when its parent dies: processes outlive their torchrun."""
     pr_set_pdeathsig = 1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

@@ -81,12 +81,8 @@ def test_the_seed_decides_the_weights(name: str, shape: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_refuses_tokens_or_images_and_says_so(name: str) -> None:
-    shape, says = (
-        ((1, 28, 28), "cannot take images of shape")
-        if name == "gpt"
-        else ((24,), "cannot take rows of tokens of shape")
-    )
-    with pytest.raises(UserError, match=f"--model={name} .*{says}"):
+    shape, says = ((1, 28, 28), "images") if name == "gpt" else ((24,), "rows of tokens")
+    with pytest.raises(UserError, match=f"--model={name} cannot take {says} of shape"):
         models.build(name, shape, 10, None)
 
 
