@@ -12,10 +12,7 @@ OURS = "# Rendered by `render-job "
 
 
 def write(text: str, output: str | None) -> None:
-    """Write to stdout or a file, in UTF-8 whatever the locale.  A file has either the old content or all of the new.
-
-    Raises FileExistsError if the file holds what render-job did not write.
-    """
+    """Write to stdout or a file, in UTF-8 whatever the locale.  A file has either the old content or all of the new."""
     data = text.encode()
     if output is None:
         if sys.stdout is not None:

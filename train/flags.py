@@ -38,10 +38,7 @@ def checked(given: dict[str, Any], written: Callable[[str], str], problems: list
 
 
 def split_launch(argv: list[str]) -> tuple[int | None, bool, list[str]]:
-    """Return the N of `--procs N`, if given, whether --check-exact is there (for which N is 2), and the other words.
-
-    Raises UserError if N is not a number above 0.
-    """
+    """Return the N of `--procs N`, if given, whether --check-exact is there (for which N is 2), and the other words."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--procs")
     parser.add_argument("--check-exact", action="store_true")

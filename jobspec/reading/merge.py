@@ -16,10 +16,7 @@ from jobspec.reading.yaml_source import Source
 
 
 def read_all(files: Sequence[str], notes: list[str] | None = None) -> Source:
-    """Return the spec in some files, merged from left to right; "-" is stdin.  What looks odd is added to `notes`.
-
-    Raises OSError if one cannot be read.
-    """
+    """Return the spec in some files, merged from left to right; "-" is stdin.  What looks odd is added to `notes`."""
     sources: list[Source] = []
     problems: list[Problem] = []
     for file in files:

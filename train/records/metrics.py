@@ -27,10 +27,7 @@ from train.world.environment import World
 
 
 class MetricsFile(Observer, AbstractContextManager["MetricsFile"]):
-    """The observer that appends one JSON object per line to RUN_DIR/metrics.jsonl, which may exist already.
-
-    Raises UserError if the folder or file cannot be written.
-    """
+    """The observer that appends one JSON object per line to RUN_DIR/metrics.jsonl, which may exist already."""
 
     def __init__(self, run_dir: str) -> None:
         path = Path(run_dir) / "metrics.jsonl"
