@@ -12,10 +12,7 @@ _WIDEST = 100  # columns of a source line that are shown
 
 @dataclass(frozen=True)
 class Place:
-    """A piece of one line of a file, or of an option as it was typed; `line` and `column` count from 1.
-
-    `option` is the number of the option among those of the same kind, and 0 in a file.
-    """
+    """A piece of one line of a file (option 0) or of the n-th option as typed; `line` and `column` count from 1."""
 
     name: str
     line: int

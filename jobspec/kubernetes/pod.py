@@ -218,10 +218,7 @@ def completion_index(plan: Plan, value: str) -> list[Variable]:
 
 
 def indexed_environment(plan: Plan, rank: Rank, master_addr: str, operators_port: int = 0) -> list[Variable]:
-    """List every variable of a process in a pod that the Job controller numbers.
-
-    operators_port: the port that an operator gives torchrun; 0 if the script sets torchrun's variables.
-    """
+    """List every variable of a process in a numbered pod; operators_port: that an operator gives torchrun, or 0."""
     numbers = node_variables(plan, rank, master_addr, plan.port, set_by="script")
     if operators_port:
         per_node = Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")

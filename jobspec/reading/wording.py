@@ -103,7 +103,6 @@ def _fields_at(path: Path) -> Mapping[str, FieldInfo]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model in `Model`, `Model | None` or `list[Model]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for model in map(_model_in, get_args(annotation)) if model), None)

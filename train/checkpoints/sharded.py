@@ -32,10 +32,7 @@ _CPU = torch.device("cpu")
 
 
 class ShardedCheckpoints(Checkpoints):
-    """Checkpoints that all ranks write together; `save` is a collective that writes the tensors before it returns.
-
-    Making it is a collective.  Raises SharedError if the folder cannot be written or another rank does not see it.
-    """
+    """Checkpoints that all ranks write together.  Making one is a collective, as is `save`, which writes tensors."""
 
     def __init__(self, folder: Path, say: Callable[[str], None], world: World) -> None:
         self._world, self._group = world, new_group(_CPU, YEAR_S)

@@ -41,10 +41,7 @@ class TensorSamples:
 
 
 def load_split(dataset: str, data_root: Path, split: Split, seed: int, *, mean: float, std: float) -> TensorSamples:
-    """Read DATA_ROOT/`dataset`/raw, where torchvision keeps its files.
-
-    Raises UserError if files are missing or damaged, or if images and labels do not fit each other.
-    """
+    """Read DATA_ROOT/`dataset`/raw, where torchvision keeps its files.  Raises UserError if it cannot."""
     import torchvision.datasets  # here, because it takes seconds
 
     folder = data_root / dataset / "raw"

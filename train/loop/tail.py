@@ -16,10 +16,7 @@ class Tail:
         self._before: list[tuple[Any, Any]] = []
 
     def begin(self, things: Iterable[Any], saves_here: bool) -> None:
-        """Remember the states of things that checkpoints hold.  A collective, as some state_dict() are.
-
-        things: without the models that are trained.  saves_here: this rank writes checkpoints.
-        """
+        """Remember the states of things that checkpoints hold; saves_here: this rank writes them.  A collective."""
         for thing in () if self._before else things:
             if isinstance(thing, optim.Optimizer):
                 groups = [{key: x for key, x in group.items() if key != "params"} for group in thing.param_groups]

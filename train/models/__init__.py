@@ -11,8 +11,7 @@ from train.errors import UserError, first_line
 def build(name: str, shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
     """Return the model of the file `name`.py for inputs of `shape`: images (C, H, W), or rows of T tokens (T,).
 
-    num_classes: number of outputs.  dropout: replaces every dropout rate of the model; None keeps its own.
-    Raises UserError if the model cannot take inputs of that shape.
+    dropout: replaces every dropout rate of the model; None keeps its own.  Raises UserError for an impossible shape.
     """
     build_module = import_module(f"train.models.{name}").build
     try:

@@ -75,7 +75,7 @@ class Progress(Observer):
         say(f"epoch {record.epoch}/{self._epochs}  {loss}{values}{record.seconds:.1f} s")
 
     def run_ended(self, end: RunEnd) -> None:
-        """Say how the run went, or where a signal has stopped it.  Batch scripts look for the line about a signal."""
+        """Say how the run went, or where a signal has stopped it."""
         self._close()
         if end.weights_sha256 is None:
             again, folder = setting("resume", "auto"), setting("checkpoint_dir")

@@ -35,10 +35,7 @@ class Attempt:
                 pass  # such as a name that does not resolve yet; it is waited for later
 
     def join(self, store: "dist.Store", timeout: timedelta) -> None:
-        """Enter this rank into the store of the attempt.
-
-        Raises UserError if the store belongs to another attempt than the one for which the process was started.
-        """
+        """Enter this rank into the store of the attempt; raise UserError if that is another attempt's."""
         # The store sends nothing unasked, so there is something to read only once it has closed the connection.
         if self._connection is not None and connection.wait([self._connection], 0):
             raise self._over("was closed")

@@ -32,11 +32,7 @@ _groups: list[dist.ProcessGroup] = []
 
 @contextmanager
 def open_process_group(world: World, attempt: Attempt, config: TrainConfig) -> Iterator[None]:
-    """Make the default group, of all ranks over gloo; free all groups at the end, unless the block raised an error.
-
-    Raises UserError if the name does not resolve, the port is taken, ranks do not arrive (it says which), or the
-    attempt is over.
-    """
+    """Make the default group, of all ranks over gloo; free all groups at the end, unless the block raised an error."""
     timeout = timedelta(seconds=config.rendezvous_timeout_s)
     of_collectives = timedelta(seconds=config.collective_timeout_s)
     store: dist.Store = dist.HashStore()  # a single process needs no port, so no port can be taken
