@@ -81,7 +81,8 @@ def test_where_nobody_waits_in_python_the_ranks_that_called_less_are_named() -> 
 def test_among_many_ranks_that_wait_the_one_that_waits_elsewhere_comes_first() -> None:
     places = [" at a.py:1"] * 9 + [" at a.py:7"]
     signs: list[dict[str, Any]] = [
-        {"who": f"rank {rank}", "does": "waits", "place": place, "waits": True} for rank, place in enumerate(places)
+        {"who": f"rank {rank}", "does": "waits", "place": place, "waits": True, "calls": {"0": 8 + (rank == 9)}}
+        for rank, place in enumerate(places)
     ]
     said = Watch._judgement(object.__new__(Watch), [{}] * 10, signs)
     assert said.startswith("rank 9 waits at a.py:7; rank 0 waits at a.py:1; ")

@@ -152,14 +152,16 @@ class Heartbeat(ABC):
             found = [f"{sign['who']} has given no sign of life since {sign['since']}" for sign in silent]
             advice = "its process is stopped, swapped out or gone, or its node is"
         else:
-            blamed = sorted(busy or now, key=lambda sign: places.count(sign["place"]))  # first the odd one out
+            all_wait = all(sign["waits"] for sign in now) and len(busy) != 1
+            blamed = sorted(
+                now if all_wait else busy, key=lambda sign: places.count(sign["place"])
+            )  # the odd one first
             found = [f"{sign['who']} {sign['does']}{sign['place']}" for sign in blamed]
             advice = "py-spy dump --pid PID shows more"
             if len(busy) == 1:
-                advice = "the other ranks wait for it" + next(
-                    (sign.get("call", "") for sign in now if sign["waits"]), ""
-                )
-            elif all(sign["waits"] for sign in blamed) and len(set(places)) > 1:
+                calls = [sign.get("call", "") for sign in now if sign["waits"]]
+                advice = f"the other ranks wait for it{''.join(calls[:1])}"
+            elif all_wait and len(set(places)) > 1:
                 advice = "each waits for the others, so all ranks have to make the same calls"
         return "; ".join(found[:_SHOWN]) + f"{' …' * (len(found) > _SHOWN)}: {advice}"
 
