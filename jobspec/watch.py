@@ -42,11 +42,18 @@ class Watch(Heartbeat):
             time.sleep(self._beat_s)
         super()._run()
 
-    def _late_s(self) -> float:
-        codes = [(frame.f_code, frame.f_lasti) for frame, _ in self._frames()]
-        seen = _calls(), [code for code in codes if not any(part in code[0].co_filename for part in _POLLING)]
-        if seen != self._seen:
+    def _renew(self) -> None:
+        """Look at the main thread for 0.2 s: a loop may spend most of its time at one line."""
+        places = set()
+        for _ in range(50):
+            codes = [(frame.f_code, frame.f_lasti) for frame, _ in self._frames()]
+            places.add(tuple(code for code in codes if not any(part in code[0].co_filename for part in _POLLING)))
+            time.sleep(0.004)
+        seen = _calls(), places
+        if seen != self._seen or len(places) > 1:
             self._seen, self._since = seen, time.monotonic()
+
+    def _late_s(self) -> float:
         waited = time.monotonic() - self._since
         return waited if waited > self._limit_s else 0.0
 

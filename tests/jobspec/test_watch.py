@@ -1,6 +1,7 @@
 """A script under `python -m jobspec.watch`: the rank that hangs is named; where none hangs, nothing changes."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,20 @@ def test_the_rank_that_hangs_is_named_in_any_script(what: str, python: str, tmp_
     finally:
         for rank in ranks:
             rank.kill()
+
+
+def test_a_loop_that_mostly_waits_at_one_line_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed  # noqa: F401  as in each script that is watched
+
+    watch = object.__new__(Watch)
+    watch._seen, watch._since, watch._limit_s = None, 0.0, 1.0
+    here, elsewhere = sys._getframe(), sys._getframe(1)
+    for moved, late in ((False, False), (False, True), (True, False)):
+        seen = iter([*[here] * 30, elsewhere if moved else here, *[here] * 30])
+        monkeypatch.setattr(watch, "_frames", lambda seen=seen: [(next(seen), 1)])
+        watch._renew()
+        assert bool(watch._late_s()) == late
+        watch._since = 0.0
 
 
 def test_where_nobody_waits_in_python_the_ranks_that_called_less_are_named() -> None:

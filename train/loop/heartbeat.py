@@ -65,7 +65,8 @@ class Heartbeat(ABC):
         if speaks:
             self._warn_once(text, "rank")
 
-    def _renew(self) -> None:  # noqa: B027  nothing is due while another script is watched
+    @abstractmethod
+    def _renew(self) -> None:
         """Do what is due at each beat."""
 
     def _run(self) -> None:
