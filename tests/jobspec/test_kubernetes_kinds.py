@@ -21,6 +21,7 @@ def test_pytorchjob_allows_one_restart_of_each_pod_for_a_restart_of_the_job(
 def test_indexed_job_replaces_pods_one_by_one() -> None:
     spec = of_kind(manifests_of("indexedjob", "restricted"), "Job")["spec"]
     assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (3, 3, 9)
+    assert spec["backoffLimitPerIndex"] == 9  # else 7 failed pods are followed by a wait of 10 minutes
     assert spec["podReplacementPolicy"] == "Failed"
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert "hostname" not in spec["template"]["spec"]
