@@ -14,7 +14,20 @@ from jobspec.spec.keys import given
 from jobspec.spec.rules import Rule, names_in_env
 
 # Variables that the script itself sets.
-_OF_SPARES = {"answers", "check", "checking", "good", "hosts", "limit", "line", "measured", "program", "wanted"}
+_OF_SPARES = {
+    "answers",
+    "asked",
+    "checking",
+    "good",
+    "hosts",
+    "limit",
+    "line",
+    "lost",
+    "measured",
+    "program",
+    "reached",
+    "wanted",
+}
 VARIABLES_OF_SCRIPT = {"code", "ended", "gpus", "job", "name", "scratch", "step", *_OF_SPARES}
 
 _HIDES_GPUS = "this option may hide GPUs from the processes"

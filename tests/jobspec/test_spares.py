@@ -9,8 +9,9 @@ from tests.slurm import TWO_NODES, Cluster, directives, rendered
 
 _SPEC = TWO_NODES.replace("nodes: 2", "nodes: 3\nspares: 2")
 _NODES = ("n1", "n2", "n3", "n4", "n5")
-_SAYS = "{} product 100.5 GFLOP/s\n{} copy 9.75 GB/s\n{} link 900 MB/s\n"
+_SAYS = "{} product 100.5 GFLOP/s copy 9.75 GB/s link 900 MB/s\n"
 _AGAIN = "to have other nodes next time: sbatch --exclude="
+_NOT_STARTED = "not started: {} good nodes, not 3"
 CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
     "all are good": ({}, ["n1", "n2", "n3"], []),
     "the first one fails": (
@@ -19,10 +20,10 @@ CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
         ["n1 is left out: OSError [Errno 28] No space left on device", f"{_AGAIN}n1"],
     ),
     "one is slow, one is silent": (
-        {"n2": _SAYS.replace("100.5", "49"), "n4": ""},
+        {"n2": _SAYS.replace("100.5", "33"), "n4": ""},
         ["n1", "n3", "n5"],
         [
-            "n2 is left out: product 49 GFLOP/s, less than half of the median 100.5;",
+            "n2 is left out: product 33 GFLOP/s: most nodes have three times as much;",
             "n4 is left out: no answer",
             f"{_AGAIN}n2,n4",
         ],
@@ -30,17 +31,22 @@ CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
     "none can measure itself": (
         dict.fromkeys(_NODES, "Loading a link to n1\n"),
         [],
-        ["not started: no node has measured itself; the errors above say why"],
+        [
+            *["Loading a link to n1"] * 5,
+            *(f"{node} is left out: no answer" for node in _NODES),
+            f"{_AGAIN}{','.join(_NODES)}",
+            _NOT_STARTED.format(0),
+        ],
     ),
     "too few are good": (
         {"n1": "", "n3": _SAYS.replace("900", "9"), "n5": "n5 FAILED RuntimeError 1 of 2 GPUs\n"},
         [],
         [
             "n1 is left out: no answer",
-            "n3 is left out: link 9 MB/s, less than half of the median 900;",
+            "n3 is left out: link 9 MB/s: most nodes have three times as much;",
             "n5 is left out: RuntimeError 1 of 2 GPUs",
             f"{_AGAIN}n1,n3,n5",
-            "not started: 2 good nodes, not 3",
+            _NOT_STARTED.format(2),
         ],
     ),
 }

@@ -1,80 +1,173 @@
-"""One node more than the job needs: each node measures itself, and a bad one gets no rank."""
+"""More nodes than the job needs: each measures itself, and a bad one gets no rank."""
 
+import random
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 
+from tests.e2e.go_modules import CannotBuildError
+from tests.e2e.slurm import releases
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.machine import Machine
 from tests.e2e.slurm.specs import script
 
 pytestmark = pytest.mark.timeout(2400)
 
 _SPEC = """
 name: spare
-nodes: 2
-spares: 1
-procs_per_node: 1
-device: cpu
+nodes: {nodes}
+spares: {spares}
+procs_per_node: 2
+device: cuda
 command: [sh, -c, 'echo "rank $RANK of $WORLD_SIZE is on $(hostname), the first one is $MASTER_ADDR"']
 no_python: true
-env: {TMPDIR: /media}
-resources: {cpus: 2}
+env: {{TMPDIR: /media, PYTHONPATH: {folder}, OMP_NUM_THREADS: "1"}}
+resources: {{cpus: 2}}
 time_limit: 40m
+slurm: {{launcher: srun}}
+"""
+# Stands in for the GPUs that nvidia-smi lists: their tensors are the CPU's, and small.
+_GPUS = """
+import subprocess, sys
+if sys.orig_argv[1] == "-c":
+    import torch
+    ones, to = torch.ones, torch.Tensor.to
+    torch.cuda.device_count = lambda: subprocess.getoutput("nvidia-smi").count("GPU")
+    torch.ones = lambda *size, device="cpu", dtype=None: ones(size if device == "cpu" else (512, 512))
+    torch.Tensor.to = lambda tensor, device, copy: to(tensor, "cpu", copy=copy)
 """
 
-
-@contextmanager
-def full_disk(node: Machine) -> Iterator[None]:
-    node.run("mount", "-t", "tmpfs", "-o", "size=64k,mode=1777", "none", "/media")
-    yield
-    node.run("umount", "/media")
+Fault = Callable[[Cluster, str], AbstractContextManager[None]]
 
 
 @contextmanager
-def slow_link(node: Machine) -> Iterator[None]:
-    node.run("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "2mbit", "burst", "32k", "latency", "50ms")
+def full_disk(cluster: Cluster, name: str) -> Iterator[None]:
+    cluster.machines[name].run("mount", "-t", "tmpfs", "-o", "size=64k,mode=1777", "none", "/media")
     yield
-    node.run("tc", "qdisc", "delete", "dev", "eth0", "root")
+    cluster.machines[name].run("umount", "/media")
 
 
 @contextmanager
-def wrong_name(node: Machine) -> Iterator[None]:
-    node.run("sh", "-c", "cp /etc/hosts /etc/whole; sed 's/.* n2 .*/127.0.0.1 n2/' /etc/whole > /etc/hosts")
+def slow_link(cluster: Cluster, name: str) -> Iterator[None]:
+    bucket = ["tbf", "rate", "2mbit", "burst", "32k", "latency", "50ms"]
+    cluster.machines[name].run("tc", "qdisc", "add", "dev", "eth0", "root", *bucket)
     yield
-    node.run("sh", "-c", "cat /etc/whole > /etc/hosts")
+    cluster.machines[name].run("tc", "qdisc", "delete", "dev", "eth0", "root")
 
 
 @contextmanager
-def sound(node: Machine) -> Iterator[None]:
+def wrong_name(cluster: Cluster, name: str) -> Iterator[None]:
+    first = next(node for node in cluster.names if node != name)
+    edit = f"cp /etc/hosts /etc/whole; sed 's/.* {first} .*/127.0.0.1 {first}/' /etc/whole > /etc/hosts"
+    cluster.machines[name].run("sh", "-c", edit)
     yield
+    cluster.machines[name].run("sh", "-c", "cat /etc/whole > /etc/hosts")
 
 
-@pytest.mark.parametrize(
-    ("broken", "name", "why"),
-    [
-        (sound, "n2", ""),
-        (full_disk, "n2", "OSError [Errno 28] No space left on device"),
-        pytest.param(slow_link, "n10", "link ", marks=pytest.mark.slow),
-        pytest.param(wrong_name, "n10", "AssertionError n2 is a loopback address here", marks=pytest.mark.slow),
-    ],
-)
-def test_a_bad_node_is_named_and_gets_no_rank(
-    broken: Callable[[Machine], AbstractContextManager[None]], name: str, why: str, cluster: Cluster
-) -> None:
-    """On a busy machine a sound node may be slow, too, and is then named as well."""
-    with broken(cluster.machines[name]):
-        number = cluster.submit(script(cluster, _SPEC))
+@contextmanager
+def no_slurmd(cluster: Cluster, name: str) -> Iterator[None]:
+    """Slurm does not know yet that it cannot reach the node."""
+    cluster.kill_slurmd(name)
+    yield
+    cluster.start_slurmd(name)
+
+
+@contextmanager
+def slow_cpu(cluster: Cluster, name: str) -> Iterator[None]:
+    """Let the node's Python run for a hundredth of the time."""
+    turns = "while pkill -STOP -x python3; sleep 1; do pkill -CONT -x python3; sleep 0.01; done"
+    limiter = subprocess.Popen(cluster.machines[name].inside(["bash", "-c", turns]))
+    yield
+    cluster.machines[name].run("pkill", "-KILL", "-f", "while pkill -STOP")
+    limiter.wait()
+
+
+@contextmanager
+def _other_nvidia_smi(cluster: Cluster, name: str, text: str) -> Iterator[None]:
+    file, tool = cluster.folder / f"nvidia-smi-{name}", str(cluster.folder / "bin" / "nvidia-smi")
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    cluster.machines[name].run("mount", "--bind", str(file), tool)
+    yield
+    cluster.machines[name].run("umount", tool)
+
+
+def fewer_gpus(cluster: Cluster, name: str) -> AbstractContextManager[None]:
+    return _other_nvidia_smi(cluster, name, "echo GPU 0: stand-in")
+
+
+def hangs(cluster: Cluster, name: str) -> AbstractContextManager[None]:
+    return _other_nvidia_smi(cluster, name, "exec sleep 100000")
+
+
+_WHY: dict[Fault, str] = {
+    full_disk: "No space left on device",
+    slow_link: "link |no answer",
+    wrong_name: "is a loopback address here",
+    slow_cpu: "product |copy |link |no answer",
+    fewer_gpus: "1 of 2 GPUs",
+    hangs: "no answer",
+    no_slurmd: "no answer",
+}
+
+
+def check(cluster: Cluster, spares: int, faults: Mapping[str, Fault]) -> list[str]:
+    """Run a job beside these faults; the sound nodes that were left out, which a busy machine can make slow."""
+    (cluster.folder / "sitecustomize.py").write_text(_GPUS)
+    wanted = len(cluster.names) - spares
+    with ExitStack() as repaired:
+        for name, fault in faults.items():
+            repaired.enter_context(fault(cluster, name))
+        number = cluster.submit(script(cluster, _SPEC.format(nodes=wanted, spares=spares, folder=cluster.folder)))
         state = cluster.wait_for_end(number).state
     said = (cluster.folder / f"spare-{number}.log").read_text()
     left_out = dict(re.findall("^(n[0-9]+) is left out: (.*)$", said, re.MULTILINE))
-    assert not why or why in left_out[name], said
+    assert all(re.search(_WHY[fault], left_out[name]) for name, fault in faults.items()), said
     good = [node for node in cluster.names if node not in left_out]
-    ranks = [f"rank {rank} of 2 is on {node}, the first one is {good[0]}" for rank, node in enumerate(good[:2])]
-    if len(good) < 2:
-        assert (state, f"not started: {len(good)} good nodes, not 2" in said) == ("FAILED", True), cluster.logs()
+    if len(good) < wanted:
+        assert (state, f"not started: {len(good)} good nodes, not {wanted}" in said) == ("FAILED", True), cluster.logs()
     else:
         assert state == "COMPLETED", cluster.logs()
-        assert sorted(line for line in said.splitlines() if line.startswith("rank")) == ranks
+        ranks = [
+            f"rank {r} of {2 * wanted} is on {good[r // 2]}, the first one is {good[0]}" for r in range(2 * wanted)
+        ]
+        assert sorted(line for line in said.splitlines() if line.startswith("rank")) == sorted(ranks)
+    disturbed = sorted(left_out.keys() - faults.keys())
+    assert all(re.search("three times|no answer", left_out[name]) for name in disturbed), said
+    return disturbed
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("", None),
+        ("n2", full_disk),
+        *(pytest.param("n10", fault, marks=pytest.mark.slow) for fault in _WHY),
+    ],
+)
+def test_a_bad_node_is_named_and_gets_no_rank(name: str, fault: Fault | None, cluster: Cluster) -> None:
+    check(cluster, 1, {name: fault} if fault else {})
+
+
+@pytest.mark.slow
+def test_of_eight_nodes_up_to_three_bad_ones_are_named_and_get_no_rank(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    try:
+        release = releases.find("forky")
+    except CannotBuildError as reason:
+        pytest.skip(f"no Slurm of forky: {reason}")
+    tmp_path_factory.getbasetemp().chmod(0o711)
+    choice = random.Random(47)
+    names = [f"n{number}" for number in range(1, 9)]
+    folder = tmp_path_factory.mktemp("eight")
+    with Cluster(folder, names, release=release) as cluster:
+        for draw in range(6):
+            faults = {name: choice.choice([*_WHY]) for name in choice.sample(names, draw % 4)}
+            begun = time.monotonic()
+            disturbed = check(cluster, 3, faults)
+            said = {name: fault.__name__ for name, fault in faults.items()}
+            print(f"{time.monotonic() - begun:.0f} s, bad: {said}, also left out: {disturbed}")
