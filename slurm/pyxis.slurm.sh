@@ -20,7 +20,7 @@ set -euo pipefail
 (( $# == 0 )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 
 job_task() {  # on each node: torchrun starts its 4 processes
-  # A node that finds itself under the name of the first one would wait in vain.
+  # If the first node's name means this node here, this node would wait for itself forever.
   [[ $SLURM_NODEID == 0 || ! $(getent ahosts "$MASTER_ADDR") =~ ^(127\.|::1) ]] ||
     { echo "$SLURMD_NODENAME: $MASTER_ADDR, the first node, is a loopback address here: see /etc/hosts" >&2; exit 1; }
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 \

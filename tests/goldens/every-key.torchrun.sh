@@ -23,7 +23,7 @@ refuse() { echo "every-key: $1" >&2; exit 1; }
 # torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
 unset "${!PET_@}"
 
-# A name that leads to this machine itself: the nodes would wait for each other in vain, or gloo would.
+# If the name of another node means this machine here, the nodes or gloo would wait forever.
 # `render-job ssh` sets OTHER_NODE, on node 0 to another node.
 node=${OTHER_NODE:-$MASTER_ADDR}
 address=$(getent ahosts "$node" | awk 'NR == 1 { print $1 }') ||

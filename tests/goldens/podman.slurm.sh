@@ -18,7 +18,7 @@ set -euo pipefail
 (( $# == 0 )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 
 job_task() {  # on each node, once per process
-  # A node that finds itself under the name of the first one would wait in vain.
+  # If the first node's name means this node here, this node would wait for itself forever.
   [[ $SLURM_NODEID == 0 || ! $(getent ahosts "$MASTER_ADDR") =~ ^(127\.|::1) ]] ||
     { echo "$SLURMD_NODENAME: $MASTER_ADDR, the first node, is a loopback address here: see /etc/hosts" >&2; exit 1; }
   # Where salloc left a node too few CPUs, Slurm puts its tasks on another one.
