@@ -20,11 +20,12 @@ _ARTIFACTS = [
     ("compose", "compose file", "docker compose up"),
 ]
 _STYLE = """
-  text { font: 14px ui-monospace, monospace; fill: #1f2328 }
+  svg { background: #fff } text { font: 14px ui-monospace, monospace; fill: #1f2328 }
   .note { font: 13px system-ui, sans-serif; fill: #59636e }
   .head { font: bold 14px system-ui, sans-serif } rect { fill: #f6f8fa; stroke: #d1d9e0 }
   path { stroke: #0969da; fill: none; stroke-width: 1.5 }
   @media (prefers-color-scheme: dark) {
+    svg { background: #0d1117 }
     text { fill: #f0f6fc } .note { fill: #9198a1 } rect { fill: #151b23; stroke: #3d444d } path { stroke: #4493f8 }
   }"""
 _ALT = "One job spec becomes a Slurm script, four kinds of Kubernetes manifest, a torchrun script or a compose file"

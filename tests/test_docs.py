@@ -86,6 +86,11 @@ def test_picture_is_drawn_by_its_script_and_has_every_target() -> None:
     assert [name for name in targets.names() if f">{name}<" not in picture or f"`{name}`" not in README] == []
 
 
+def test_pictures_have_the_background_that_their_text_needs() -> None:
+    pictures = [file.read_text() for file in (ROOT / "docs").glob("*.svg")]
+    assert [len(re.findall(r"svg { background: #", picture)) for picture in pictures] == [2] * 3  # light and dark
+
+
 def _anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
