@@ -50,14 +50,15 @@ def why(text: str) -> str:
     if ended and not ended[0][0]:
         _, _, first, host, code, error = ended[0]
         ranks = sorted({rank for _, _, rank, _, *how in ended if how == [code, error]})
-        who = f"rank {first} on {host}" if len(ranks) == 1 else f"rank {', '.join(map(str, ranks))}"
+        who = f"rank {first} on {host}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         what = f"{who} ended with {code}"
     elif process := not rank and _PROCESS.search(text):
         what = process[0]
     elif (ended or errors) and not error:
         what = "not in these logs: their ranks ended because another process or its node had"
-    remedy = _remedy(_OF_ERRORS, error) if error else _remedy(_OF_OTHERS, text) or _remedy(_OF_ERRORS, what)
-    known = [part for part in (what, error, remedy) if part]
+    places = [(error, _OF_ERRORS)] if error else [(text, _OF_OTHERS), (what, _OF_ERRORS)]
+    found = (remedy for place, remedies in places for words, remedy in remedies.items() if re.search(words, place))
+    known = [part for part in (what, error, next(found, "")) if part]
     return f"first failure: {': '.join(known)}" if known else "no failure"
 
 
@@ -74,7 +75,3 @@ def _ended(text: str, errors: Mapping[str, str]) -> Iterator[tuple[bool, str, in
             code = " ".join([number, *re.findall(r"\(SIG\w+\)", value)])
             follows = "SIGTERM" in code or bool(_FOLLOWS.search(error))
             yield follows, table["time"], int(rank), table["host"], code, error
-
-
-def _remedy(remedies: Mapping[str, str], text: str) -> str:
-    return next((remedy for words, remedy in remedies.items() if re.search(words, text)), "")

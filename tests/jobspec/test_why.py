@@ -52,7 +52,7 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         ),
         (
             f"{_IMPORT}\n" * 3 + _table("n0", {0: 1, 1: 1}) + _table("n1", {2: 1}),
-            f"rank 0, 1, 2 ended with 1: {_IMPORT}{_INSTALL}",
+            f"ranks 0, 1, 2 ended with 1: {_IMPORT}{_INSTALL}",
         ),
         (
             "python: can't open file '/app/mine.py': [Errno 2] No such file or directory\n" + _table("n1", {2: 2}),
