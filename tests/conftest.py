@@ -30,7 +30,7 @@ _SLOW_FILES = """
     train/loop/test_interrupt train/loop/test_nonfinite train/loop/test_numerics train/loop/test_out_of_memory
     train/loop/test_preemption train/loop/test_runs_on_a_gpu train/loop/test_techniques train/loop/test_watchdog
     train/records/test_observer train/records/test_profile train/records/test_report
-    train/records/test_tensorboard train/sync/test_sync train/test_doctor train/test_mistakes
+    train/records/test_tensorboard train/sync/test_sync train/test_check_loop train/test_doctor train/test_mistakes
     train/test_run_data train/world/test_failure train/world/test_local train/world/test_owner test_packaging
     test_train_py
 """

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 TRAIN = [
     {"__main__", "doctor", "report"},
     {"examination", "trainer"},
-    {"run", "check_exact"},
+    {"run", "check_exact", "check_loop"},
     {"loop"},
     {"strategies"},
     {"ddp"},

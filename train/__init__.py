@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train.check_loop import check
     from train.collectives.agreement import Stop
     from train.collectives.sync_batchnorm import SyncBatchNorm
     from train.data.sampler import ShardSampler
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from train.trainer import Trainer
 
 __version__ = "0.2.0"
-__all__ = ["CustomDDP", "Run", "ShardSampler", "Stop", "SyncBatchNorm", "Trainer", "UserError", "__version__"]
+__all__ = ["CustomDDP", "Run", "ShardSampler", "Stop", "SyncBatchNorm", "Trainer", "UserError", "__version__", "check"]
 
 _MODULE_OF = {
     "CustomDDP": "train.ddp.wrapper",
@@ -26,6 +27,7 @@ _MODULE_OF = {
     "SyncBatchNorm": "train.collectives.sync_batchnorm",
     "Trainer": "train.trainer",
     "UserError": "train.errors",
+    "check": "train.check_loop",
 }
 
 

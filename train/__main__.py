@@ -35,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         stop.let_through()  # until the processes have met there is nothing to save and nobody to agree with
         if procs is not None:
             refuse_second_launcher(world, "--check-exact" if checks_exact else "--procs")
-            return check_exact(config, argv, procs) if checks_exact else run_on_this_machine(procs, argv)
+            if checks_exact:
+                return check_exact(config, argv, procs)
+            return run_on_this_machine(procs, ["-m", "train", *argv])
         return train(config, Process(world))
     except Exception as error:
         report(error)

@@ -30,7 +30,7 @@ def check_exact(config: TrainConfig, argv: list[str], procs: int) -> int:
         folders = [Path(folder, "one process"), Path(folder, f"{procs} processes")]
         for number, run_dir in zip((1, procs), folders, strict=True):
             records = [f"--run-dir={run_dir}", "--log-slices", "--log-every=1"]
-            code = run_on_this_machine(number, [*argv, *limit, *records])
+            code = run_on_this_machine(number, ["-m", "train", *argv, *limit, *records])
             if code != 0:
                 return code
         one, several = read_runs(folders)

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         refuse_without("torch", "train.doctor", "train")
         if procs is not None:
             refuse_second_launcher(World.detect(os.environ), "--procs")
-            return run_on_this_machine(procs, argv, "train.doctor")
+            return run_on_this_machine(procs, ["-m", "train.doctor", *argv])
         # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
         from train.examination import examine
         from train.world.rendezvous import open_process_group

@@ -1,5 +1,6 @@
 """Accelerate that reads each sample once an epoch, killed or not, on any number of processes: see jobs/exact.yaml."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -39,6 +40,8 @@ while sampler.epoch <= EPOCHS:
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 (folder / "new").rename(folder / f"epoch-{sampler.epoch:04}-step-{sampler.step:06}")
+                for old in sorted(folder.glob("epoch-*"))[:-1]:
+                    shutil.rmtree(old)
             accelerator.wait_for_everyone()
         if stops:
             sys.exit(143)

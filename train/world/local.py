@@ -16,13 +16,13 @@ _GRACE_S = 30.0
 _POLL_S = 0.05
 
 
-def run_on_this_machine(procs: int, argv: list[str], module: str = "train") -> int:
-    """Run `python -m MODULE ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
+def run_on_this_machine(procs: int, argv: list[str]) -> int:
+    """Run `python ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
 
     The first failure ends the other ranks, and the last line names its rank; the rank has said why.  A signal is passed
     on, and the ranks save and end.
     """
-    ranks = _started(procs, [module, *argv])
+    ranks = _started(procs, argv)
 
     def send(number: int, frame: FrameType | None = None) -> None:
         for process in ranks:
@@ -69,5 +69,5 @@ def _started(procs: int, argv: list[str]) -> list[subprocess.Popen[bytes]]:
         common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun
     of_ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "TRAIN_LAUNCHER": "procs"} for rank in range(procs)]
     # In new sessions: Ctrl-C in the terminal reaches only this process, which passes it on once to each rank.
-    command = [sys.executable, "-m", *argv]
+    command = [sys.executable, *argv]
     return [subprocess.Popen(command, env=os.environ | common | own, start_new_session=True) for own in of_ranks]
