@@ -1,16 +1,12 @@
 """More nodes than the job needs: each measures itself, and a bad one gets no rank."""
 
-import random
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 
-from tests.e2e.go_modules import CannotBuildError
-from tests.e2e.slurm import releases
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
@@ -150,24 +146,3 @@ def check(cluster: Cluster, spares: int, faults: Mapping[str, Fault]) -> list[st
 )
 def test_a_bad_node_is_named_and_gets_no_rank(name: str, fault: Fault | None, cluster: Cluster) -> None:
     check(cluster, 1, {name: fault} if fault else {})
-
-
-@pytest.mark.slow
-def test_of_eight_nodes_up_to_three_bad_ones_are_named_and_get_no_rank(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    try:
-        release = releases.find("forky")
-    except CannotBuildError as reason:
-        pytest.skip(f"no Slurm of forky: {reason}")
-    tmp_path_factory.getbasetemp().chmod(0o711)
-    choice = random.Random(47)
-    names = [f"n{number}" for number in range(1, 9)]
-    folder = tmp_path_factory.mktemp("eight")
-    with Cluster(folder, names, release=release) as cluster:
-        for draw in range(6):
-            faults = {name: choice.choice([*_WHY]) for name in choice.sample(names, draw % 4)}
-            begun = time.monotonic()
-            disturbed = check(cluster, 3, faults)
-            said = {name: fault.__name__ for name, fault in faults.items()}
-            print(f"{time.monotonic() - begun:.0f} s, bad: {said}, also left out: {disturbed}")
