@@ -27,10 +27,10 @@ def json_schema(part: bool = False) -> dict[str, Any]:
 def _loosen(section: dict[str, Any]) -> None:
     for key in ("required", "oneOf"):
         section.pop(key, None)
-    keys = section["properties"]
-    ways = [(key, way) for key, value in keys.items() for way in (value, *value.get("anyOf", ()))]
-    lists = {f"+{key}": way for key, way in ways if way.get("type") == "array"}
-    section["properties"] = {key: {"anyOf": [value, {"type": "null"}]} for key, value in keys.items()} | lists
+    ways = [(key, way) for key, value in section["properties"].items() for way in (value, *value.get("anyOf", ()))]
+    for key, value in section["properties"].items():  # editors show the words that stand at the key itself
+        section["properties"][key] = {"description": value["description"], "anyOf": [value, {"type": "null"}]}
+    section["properties"] |= {f"+{key}": way for key, way in ways if way.get("type") == "array"}
 
 
 def example(words: str) -> str:

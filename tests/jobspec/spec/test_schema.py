@@ -88,6 +88,13 @@ def test_patterns_have_messages_and_examples_fit() -> None:
 PART = jsonschema.Draft202012Validator(json_schema(part=True))
 
 
+def test_every_key_of_a_part_has_its_description_where_editors_look() -> None:
+    part = json_schema(part=True)
+    sections = [part, *(part["$defs"][name] for name in ("Slurm", "Kubernetes", "Compose"))]
+    keys = {key: value for section in sections for key, value in section["properties"].items() if key[0] != "+"}
+    assert [key for key, value in keys.items() if not value.get("description")] == []
+
+
 @pytest.mark.parametrize("file", [*RIGHT, *sorted((TESTS.parent / "sites").glob("*.yaml"))], ids=lambda file: file.stem)
 def test_schema_of_a_part_accepts_sites_and_jobs(file: Path) -> None:
     assert not [error.message for error in PART.iter_errors(parse(read(str(file)), file.name).values)]
