@@ -151,9 +151,9 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def grows(target: str, sizes: dict[str, int]) -> bool:
-    """Return True if the artifact for 64 nodes is over 1 % longer; a few more digits in numbers are no growth."""
+    """Return True if the artifact for 64 nodes is longer, but for digits and the lines on the limit of open files."""
     few, many = (sizes[f"ours_{target}_{nodes}x{PROCS_PER_NODE}"] for nodes in NODES)
-    return many > 1.01 * few
+    return many > few + 400
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ MISTAKES = {
     "tf32 on a CPU": Mistake([*_QUICK, "--precision=tf32", "--device=cpu"], ["tf32 needs a GPU with Ampere or newer"]),
     "data of one rank": Mistake(
         [*_QUICK, "--dataset=mnist", "--data-root={tmp}/{rank}"],
-        ["rank 1: cannot read", "train-images-idx3-ubyte", "[20, 28, 28]", "Replace it"],
+        ["rank 1: cannot read MNIST", "[20, 28, 28]", "1/MNIST/raw must hold", "undamaged"],
     ),
     "checkpoints of an earlier run": Mistake(
         [*_QUICK, "--checkpoint-dir={tmp}"], ["of an earlier run", "--resume=auto"]
