@@ -68,7 +68,7 @@ def no_slurmd(cluster: Cluster, name: str) -> Iterator[None]:
     """Slurm does not know yet that it cannot reach the node."""
     cluster.kill_slurmd(name)
     yield
-    cluster.start_slurmd(name)
+    cluster.repair()
 
 
 @contextmanager
@@ -119,6 +119,8 @@ def check(cluster: Cluster, spares: int, faults: Mapping[str, Fault]) -> list[st
             repaired.enter_context(fault(cluster, name))
         number = cluster.submit(script(cluster, _SPEC.format(nodes=wanted, spares=spares, folder=cluster.folder)))
         state = cluster.wait_for_end(number).state
+    if state == "NODE_FAIL" and no_slurmd in faults.values():
+        pytest.skip("this machine is so slow that Slurm noticed first, and ended the job")
     said = (cluster.folder / f"spare-{number}.log").read_text()
     left_out = dict(re.findall("^(n[0-9]+) is left out: (.*)$", said, re.MULTILINE))
     assert all(re.search(_WHY[fault], left_out[name]) for name, fault in faults.items()), said
