@@ -22,8 +22,11 @@ RESOURCES = {
 DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeeded", "trainjob": "Complete"}
 
 # The webhook of TrainJob looks into what the operator has heard of so far, not at the API server; and an operator that
-# could not renew its lease on a busy machine starts again.
-_TOO_SOON = ("trainingruntime must be created before the trainjob is created", "no endpoints available")
+# could not renew its lease on a busy machine starts again.  There, the API server and kubectl give up waiting, too.
+_TOO_SOON = (
+    *("trainingruntime must be created before the trainjob is created", "no endpoints available"),
+    *("context deadline exceeded", "client.timeout"),
+)
 
 
 class Cluster:

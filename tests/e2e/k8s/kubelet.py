@@ -67,7 +67,7 @@ class Kubelet:
         self.images = images
         self.server = server
         self.errors: list[str] = []
-        # Pods, as namespace/name, whose images come only when the test says so.
+        # How namespace/name of a pod begins whose image comes only when the test says so.
         self.pulled: dict[str, threading.Event] = {}
         self._pods: dict[str, Pod] = {}
         self._closed = False
@@ -75,10 +75,10 @@ class Kubelet:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def lose(self, node: str) -> None:
-        """Cut the power of a node: its processes end, and the API server hears nothing of it."""
+        """Cut the power of a node: its processes end, and neither their peers nor the API server hear of it."""
         self.nodes.live.remove(node)
         for pod in [pod for pod in list(self._pods.values()) if pod.node == node]:
-            pod.kill()
+            pod.cut()
 
     def logs(self, namespace: str, start: str = "") -> str:
         """What all containers of the pods whose names begin so have printed, ended ones too, in the order of time."""
@@ -135,8 +135,7 @@ class Pod(threading.Thread):
         self._path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
         self._number = number
         self._folder = kubelet.folder / "pods" / str(number)
-        self._status: Object = {}
-        self._restarts: dict[str, int] = {}
+        self._sandbox: Sandbox | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._deleted = threading.Event()
@@ -173,6 +172,11 @@ class Pod(threading.Thread):
             self._ending.set()
             send(self._process, signal.SIGTERM)
 
+    def cut(self) -> None:
+        assert self._sandbox is not None
+        self._sandbox.cut()
+        self.kill()
+
     def kill(self) -> None:
         assert self._process is not None
         send(self._process, signal.SIGKILL)
@@ -182,7 +186,7 @@ class Pod(threading.Thread):
         self._api.post(f"{self._path}/binding", {"metadata": {"name": self.name}, "target": node})
         volumes = Volumes(self._api, self._pod, self._folder / "volumes", self._kubelet.claims)
         volumes.make()
-        sandbox = Sandbox(self._number, self._hostname(), self._folder, self._etc())
+        sandbox = self._sandbox = Sandbox(self._number, self._hostname(), self._folder, self._etc())
         code = 0
         try:
             self._tell(phase="Pending", podIP=sandbox.address, podIPs=[{"ip": sandbox.address}], startTime=now())
@@ -190,9 +194,10 @@ class Pod(threading.Thread):
                 clock = threading.Timer(seconds, self.expire)
                 clock.daemon = True
                 clock.start()
-            pulled = self._kubelet.pulled.get(f"{self.namespace}/{self.name}")
-            while pulled and not self._ending.is_set() and not pulled.wait(0.5):
-                pass
+            for start, pulled in list(self._kubelet.pulled.items()):
+                late = f"{self.namespace}/{self.name}".startswith(start)
+                while late and not self._ending.is_set() and not pulled.wait(0.5):
+                    pass
             for container in self._spec.get("initContainers", []):
                 code = code or self._run(sandbox, volumes, container, _INIT)
             if not code:
@@ -323,10 +328,9 @@ def _answers(address: str, container: Object) -> bool:
     """Whether a container says that it is ready."""
     probe = container["readinessProbe"]["httpGet"]
     ports = {port.get("name"): port["containerPort"] for port in container["ports"]}
+    port = ports.get(probe["port"], probe["port"])
     try:
-        with urllib.request.urlopen(
-            f"http://{address}:{ports.get(probe['port'], probe['port'])}{probe['path']}", timeout=3
-        ):
+        with urllib.request.urlopen(f"http://{address}:{port}{probe['path']}", timeout=3):
             return True
     except OSError:
         return False

@@ -64,14 +64,15 @@ class Sandbox:
 
     def __init__(self, number: int, hostname: str, folder: Path, files: Mapping[str, str]) -> None:
         self.address = address_of(number)
+        self._link = f"veth{number}"
         self._root = folder / "root"
         self._root.mkdir(parents=True)
         self._files = files
         # Process 1 is the one that opened the network.
         script = f"""
             hostname {shlex.quote(hostname)}
-            ip link add eth0 type veth peer name veth{number} netns 1
-            nsenter --target 1 --net ip link set veth{number} master {_BRIDGE} up
+            ip link add eth0 type veth peer name {self._link} netns 1
+            nsenter --target 1 --net ip link set {self._link} master {_BRIDGE} up
             ip link set lo up
             ip addr add {self.address}/{_PREFIX_BITS} dev eth0
             ip link set eth0 up
@@ -94,6 +95,10 @@ class Sandbox:
         command = ["nsenter", *namespaces, *own, script]
         # A shell drops the variables that it cannot name, so they are no part of its own environment.
         return subprocess.Popen(command, env=_TOOLS, stdout=log, stderr=log, start_new_session=True)
+
+    def cut(self) -> None:
+        """Let nothing through any more, and no peer hear that a connection has ended."""
+        subprocess.run(["ip", "link", "set", self._link, "down"], env=_TOOLS, check=True)
 
     def close(self) -> None:
         self._pause.kill()

@@ -1,34 +1,49 @@
-"""What the pods of a PyTorchJob wait for."""
+"""How long the pods of a job wait for the pod of node 0."""
 
 import threading
 from pathlib import Path
 
 from tests.cli import HANG_S
+from tests.clusters import KINDS
 from tests.e2e.k8s.cluster import RESOURCES, Cluster
 from tests.e2e.k8s.specs import job, rendered
 
 OWN = ["jobs/scripts/own.py", "--steps", "1"]
+# How the name of the pod of node 0 goes on after the job's.
+FIRST = {"indexedjob": "-0-", "jobset": "-node-0-0-", "pytorchjob": "-master-0", "trainjob": "-node-0-0-"}
 
 
-def test_workers_wait_for_a_master_whose_image_comes_late(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    """Not in the operator's init container, which gives up after 200 s."""
-    cluster.needs_controllers("pytorchjob")
-    player = cluster.player()
-    player.pulled[f"{namespace}/job-master-0"] = pulled = threading.Event()
-    cluster.apply(rendered("pytorchjob", job(cluster.image, command=OWN), namespace, tmp_path))
-    told = "waiting up to 3600 s for job-master-0"
-    cluster.until(lambda: told in player.logs(namespace, "job-worker-0"), "the worker says for whom it waits")
+def start(cluster: Cluster, namespace: str, folder: Path, **keys: object) -> threading.Event:
+    """A job of each kind, whose node 0 gets its image after the event."""
+    pulled = threading.Event()
+    for target in KINDS:
+        cluster.needs_controllers(target)
+        cluster.player().pulled[f"{namespace}/{target}{FIRST[target]}"] = pulled
+        spec = job(cluster.image, command=OWN, **keys) | {"name": target}
+        cluster.apply(rendered(target, spec, namespace, folder))
+    return pulled
+
+
+def test_pods_wait_for_a_node_0_whose_image_comes_late(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    """Those of a PyTorchJob not in the operator's init container, which gives up after 200 s."""
+    pulled = start(cluster, namespace, tmp_path)
+    player, told = cluster.player(), "waiting up to 3600 s for pytorchjob-master-0"
+
+    def wait() -> bool:
+        running = [pod["metadata"]["name"] for pod in cluster.pods(namespace) if pod["status"]["phase"] == "Running"]
+        return len(running) == len(KINDS) - 1 and told in player.logs(namespace, "pytorchjob-worker-0")
+
+    cluster.until(wait, "all nodes 1 wait, and one says for whom")
     assert "init-pytorch" not in player.logs(namespace)
     pulled.set()
-    cluster.succeeds(namespace, "pytorchjob", "job")
+    for target in KINDS:
+        cluster.succeeds(namespace, target, target)
 
 
-def test_workers_give_a_master_up_after_the_timeout_of_the_rendezvous(
+def test_pods_give_node_0_up_after_the_timeout_of_the_rendezvous(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    cluster.needs_controllers("pytorchjob")
-    cluster.player().pulled[f"{namespace}/job-master-0"] = threading.Event()
-    spec = job(cluster.image, command=OWN, rendezvous={"timeout": "5s"})
-    cluster.apply(rendered("pytorchjob", spec, namespace, tmp_path))
-    words = ("--for=condition=Failed", f"--timeout={HANG_S}s", "--namespace", namespace)
-    cluster.kubectl("wait", *words, f"{RESOURCES['pytorchjob']}/job")
+    start(cluster, namespace, tmp_path, rendezvous={"timeout": "5s"})
+    for target in KINDS:
+        words = ("--for=condition=Failed", f"--timeout={HANG_S}s", "--namespace", namespace)
+        cluster.kubectl("wait", *words, f"{RESOURCES[target]}/{target}")
