@@ -31,6 +31,12 @@ def test_trainjob_says_itself_what_the_pod_of_our_own_runtime_says(schemas: Path
     pod: dict[str, Any] = replicated["template"]["spec"]["template"]
     assert pod["metadata"] == own["metadata"]
     (container,), (whole,) = pod["spec"].pop("containers"), own["spec"].pop("containers")
+    # The API server takes the name of a volume as the key of its mount here: each volume is mounted once.
+    mounts, wholes = container.pop("volumeMounts"), whole.pop("volumeMounts")
+    assert [mount["mountPath"] for mount in mounts] == [mount["mountPath"] for mount in wholes]
+    assert [mount["name"] for mount in mounts] == [volume["name"] for volume in pod["spec"].pop("volumes")]
+    own["spec"].pop("volumes")
+    assert len({mount["name"] for mount in mounts}) == len(mounts)
     assert {**pod["spec"], **{key: own["spec"][key] for key in RUNTIMES}} == own["spec"]
 
     trainer = job["spec"]["trainer"]

@@ -48,6 +48,8 @@ def test_job_runs_by_an_ordinary_user_in_a_folder_of_root(
     for mount in spec.get("mounts", []):
         cluster.claim(namespace, mount["claim"])
     name = spec["name"]
+    if name == "exact":
+        pytest.importorskip("accelerate", reason="the image of this job holds accelerate")
     if "mnist" in name:
         # Pods of this cluster have no way out: the files come from a claim where the job would download them.
         data = cluster.claim(namespace, "data")

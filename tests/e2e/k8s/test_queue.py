@@ -72,14 +72,20 @@ def test_job_applied_twice_in_each_state_of_its_queue_has_the_pods_of_one_apply(
     cluster.needs_controllers(target)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text('import time\nprint("it has begun", flush=True)\ntime.sleep(3000)\n')
+    (tmp_path / "more.txt").touch()
     tolerations = [{"key": "gpu", "operator": "Exists"}, {"key": "spot", "operator": "Exists"}]
     stop = queue(nodeLabels={"disk": "ssd", "pool": "training"}, tolerations=tolerations[:1])
     kubernetes: dict[str, Any] = {"node_selector": {"disk": "ssd"}, "tolerations": tolerations}
     if runtime:
         kubernetes["runtime"] = request.getfixturevalue("cluster_runtime")
-    keys = {"command": ["mine.py"], "files": ["mine.py"], "rendezvous": {"port": 20000}, "kubernetes": kubernetes}
+    keys = {
+        "command": ["mine.py"],
+        "files": ["mine.py", "more.txt"],
+        "rendezvous": {"port": 20000},
+        "kubernetes": kubernetes,
+    }
     once, twice = (
-        rendered(target, queued(cluster, **keys) | {"name": name}, namespace, tmp_path) for name in ("once", "twice")
+        rendered(target, queued(cluster, **keys) | {"name": name}, namespace, tmp_path) for name in ("job-1", "job-2")
     )
     stop("Hold")
     cluster.apply(once)
@@ -97,7 +103,7 @@ def test_job_applied_twice_in_each_state_of_its_queue_has_the_pods_of_one_apply(
         diff = cluster.try_kubectl("diff", "--server-side", "--filename", "-", text=twice)
         assert (diff.returncode, diff.stdout) == (0, ""), diff.stdout + diff.stderr
         assert uids(cluster, namespace) == before
-        applied_once, applied_twice = (of_job(name, cluster, namespace) for name in ("once", "twice"))
+        applied_once, applied_twice = (of_job(name, cluster, namespace) for name in ("job-1", "job-2"))
         assert not list(difflib.unified_diff(applied_once, applied_twice))
         assert sum(line == "{" for line in applied_once) == nodes
 
