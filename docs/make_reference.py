@@ -30,6 +30,7 @@ _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 # Together these jobs have every variable that some target sets.
 _JOBS = [
     ["nodes=2", "device=cuda", "preemption={}", "max_restarts=1"],
+    ["nodes=2", "device=cuda", "resources.rdma=true", "kubernetes={security: privileged, rdma_resource: rdma/hca}"],
     ["nodes=1", "command=", "train.model=mlp"],
     ["nodes={min: 1, max: 2}", "time_limit="],
     ["nodes=2", "slurm.launcher=srun"],

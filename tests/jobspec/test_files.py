@@ -82,7 +82,7 @@ def test_runtime_of_the_cluster_gets_the_files_as_patches(folder: Path) -> None:
     assert "cd /scratch" in job["spec"]["trainer"]["command"]
     (patched,) = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     (container,) = patched["template"]["spec"]["template"]["spec"]["containers"]
-    assert len([mount for mount in container["volumeMounts"] if mount["name"] == "files"]) == len(FILES)
+    assert len([mount for mount in container["volumeMounts"] if mount["name"].startswith("files-")]) == len(FILES)
 
 
 def test_compose_file_holds_the_files(folder: Path) -> None:
