@@ -50,7 +50,8 @@ def test_a_script_that_was_edited_runs_without_an_image_of_its_own(
         said = player.logs(namespace)
         assert all(f"{word} from rank {rank} of 2" in said for rank in range(2)), said
     for word in ("first", "edited"):
-        assert selected_by_the_policy_of(word, cluster, namespace) == [word] * 2
+        # The operator of PyTorchJob deletes a Worker that still runs when the Master has ended.
+        assert {*selected_by_the_policy_of(word, cluster, namespace)} == {word}
 
 
 def selected_by_the_policy_of(job: str, cluster: Cluster, namespace: str) -> list[str]:
