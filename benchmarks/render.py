@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         commands = {
             f"{name}_{nodes}x{PROCS_PER_NODE}": command(nodes) for nodes in NODES for name, command in makers.items()
         }
-        sizes = {name: len(run(command, folder)) for name, command in commands.items()}
+        sizes = {name: len(_of_any_size(run(command, folder))) for name, command in commands.items()}
         variants: dict[str, Callable[[int], float]] = {
             name: partial(seconds, command, folder) for name, command in commands.items()
         }
@@ -150,10 +150,17 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
+def _of_any_size(artifact: bytes) -> bytes:
+    """Return an artifact without the lines on open files, which a Slurm script has from 385 processes on."""
+    return b"".join(
+        line for line in artifact.splitlines(keepends=True) if b"open files" not in line and b"ulimit -Sn" not in line
+    )
+
+
 def grows(target: str, sizes: dict[str, int]) -> bool:
-    """Return True if the artifact for 64 nodes is longer, but for digits and the lines on the limit of open files."""
+    """Return True if the artifact for 64 nodes is over 1 % longer; a few more digits in numbers are no growth."""
     few, many = (sizes[f"ours_{target}_{nodes}x{PROCS_PER_NODE}"] for nodes in NODES)
-    return many > few + 400
+    return many > 1.01 * few
 
 
 if __name__ == "__main__":

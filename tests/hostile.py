@@ -10,7 +10,7 @@ from jobspec import filters
 from jobspec.problems import Path as KeyPath
 from jobspec.problems import Problem, SpecError
 from jobspec.reading import yaml_source
-from jobspec.reading.notation import hidden
+from jobspec.reading.notation import hidden, line_of, lines_with_secrets
 from tests import workers
 
 Spec = dict[str, Any]
@@ -152,7 +152,8 @@ class Hostile:
         if self.path is None:
             return False
         places = {places[self.path] for places in (spec.keys, spec.items) if self.path in places}
-        places |= {hidden(Problem(place, "")).place for place in places}  # a secret may stand in the same line
+        secret = lines_with_secrets(spec.secrets, spec.keys, spec.items)
+        places |= {hidden(Problem(place, "")).place for place in places if line_of(place) in secret}
         return {problem.place for problem in error.problems} <= places
 
     def secrets(self, value: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from tests.e2e.k8s.cluster import RESOURCES, Cluster
 from tests.e2e.k8s.specs import job, rendered
 
 OWN = ["jobs/scripts/own.py", "--steps", "1"]
-# How the name of the pod of node 0 goes on after the job's.
+# What follows the job's name in the name of node 0's pod.
 FIRST = {"indexedjob": "-0-", "jobset": "-node-0-0-", "pytorchjob": "-master-0", "trainjob": "-node-0-0-"}
 
 

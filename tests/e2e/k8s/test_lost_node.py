@@ -13,7 +13,7 @@ from tests.e2e.k8s.specs import job, rendered
 SECOND = {"indexedjob": "-1-", "jobset": "-node-0-1-", "pytorchjob": "-worker-0", "trainjob": "-node-0-1-"}
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "seconds": 5}
 STEPS = 6
-# Each process halts at the moment until the test lets it go on.
+# Each process halts at this moment until the test lets it continue.
 SCRIPT = f"""
 import os, pathlib, sys, time, torch
 from train import Run

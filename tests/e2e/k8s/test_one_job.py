@@ -51,7 +51,8 @@ def test_a_script_that_was_edited_runs_without_an_image_of_its_own(
         assert all(f"{word} from rank {rank} of 2" in said for rank in range(2)), said
     for word in ("first", "edited"):
         # The operator of PyTorchJob deletes a Worker that still runs when the Master has ended.
-        assert {*selected_by_the_policy_of(word, cluster, namespace)} == {word}
+        expected = [[word], [word] * 2] if target == "pytorchjob" else [[word] * 2]
+        assert selected_by_the_policy_of(word, cluster, namespace) in expected
 
 
 def selected_by_the_policy_of(job: str, cluster: Cluster, namespace: str) -> list[str]:

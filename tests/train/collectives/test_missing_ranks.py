@@ -44,8 +44,9 @@ def _message(rank: subprocess.Popen[str]) -> list[str]:
     """The lines of the one paragraph with which a rank ended."""
     _, stderr = rank.communicate()
     assert rank.returncode == 1
+    stderr = re.sub(r"^(\[rank\d+\]:)?\[W\d.*?\n\n", "", stderr, flags=re.M | re.S)  # torch's own log, which has frames
     before, paragraph = stderr.split("error: ")
-    assert "Traceback (" not in before and "frame #" not in paragraph  # torch's own log may have frames before it
+    assert "Traceback" not in before and "frame #" not in stderr
     return paragraph.splitlines()
 
 
