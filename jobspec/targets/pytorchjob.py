@@ -39,6 +39,12 @@ def _workers_only(job: Job) -> bool:
     return job.nodes.elastic or job.rendezvous.backend == "c10d"
 
 
+def output_is_unbuffered(job: Job) -> Iterator[Finding]:
+    if job.env.get(_UNBUFFERED, "1") != "1":
+        message = f"env.{_UNBUFFERED} has no effect: the operator of PyTorchJob sets it to 1"
+        yield Finding(("env", _UNBUFFERED), message, "leave it out", on_key=True)
+
+
 def segments_need_one_set_of_pods(job: Job) -> Iterator[Finding]:
     if job.segment < job.nodes.max and not _workers_only(job):
         message = "topology.segment is given, but Kueue sees the Master and the Workers apart"
@@ -49,6 +55,7 @@ RULES = (
     *rules.POD,
     partial(leaves_room, "a pod", lambda job: f"-worker-{max(0, job.nodes.max - 2 + _workers_only(job))}"),
     partial(preemption_needs_restarts, "a preempted pod counts as failed", of_one_node=True),
+    output_is_unbuffered,
     segments_need_one_set_of_pods,
 )
 
