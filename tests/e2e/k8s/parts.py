@@ -5,6 +5,8 @@ ${XDG_CACHE_HOME:-~/.cache}, with the operators' own manifests beside the progra
 
     python -m tests.e2e.k8s.parts            what is here, without building anything
     python -m tests.e2e.k8s.parts --build    build what is missing (20 minutes on two cores, 2 GB)
+
+KUBERNETES=1.37 in the environment takes the newer versions of `_NEWER`.
 """
 
 import hashlib
@@ -29,6 +31,18 @@ CONTROLLERS = {
     "jobset": "jobset",
     "kueue": "kueue",
 }
+# KUBERNETES → programs that are built in a folder of their own, with these changes of parts/go.mod.  The operators keep
+# the libraries that they were released with.
+_NEWER: dict[str, dict[tuple[str, ...], dict[str, str]]] = {
+    "1.36": {},
+    "1.37": {
+        ("kube-apiserver", "kube-controller-manager"): {
+            "/kubernetes v1.36.3": "/kubernetes v1.37.2",
+            " v0.36.3": " v0.37.2",
+        },
+        ("kueue",): {"/kueue v0.18.4": "/kueue v0.19.2"},
+    },
+}
 # Program → Go module and the folder in it from which `kubectl kustomize` makes the operator's manifests.
 MANIFESTS = {
     "jobset": ("sigs.k8s.io/jobset", "config", "default"),
@@ -47,19 +61,48 @@ class Parts:
     manifests: dict[str, Path]
 
 
+@dataclass(frozen=True)
+class _Build:
+    """Programs that one go.mod gives; another text of it has another folder."""
+
+    programs: tuple[str, ...]
+    go_mod: str
+
+    @property
+    def folder(self) -> Path:
+        return cache(f"kubernetes-{hashlib.sha256(self.go_mod.encode()).hexdigest()[:12]}")
+
+
+def _version() -> str:
+    version = os.environ.get("KUBERNETES", "1.36")
+    if version not in _NEWER:
+        sys.exit(f"KUBERNETES is {version}; there are parts of {' and '.join(_NEWER)}")
+    return version
+
+
+def _builds() -> list[_Build]:
+    """All builds; of a program that several have, the last one counts."""
+    pinned = (MODULE / "go.mod").read_text()
+    builds = [_Build((*CONTROL_PLANE, *CONTROLLERS), pinned)]
+    for programs, changes in _NEWER[_version()].items():
+        text = pinned
+        for old, newer in changes.items():
+            text = text.replace(old, newer)
+        builds.append(_Build(programs, text))
+    return builds
+
+
 def find() -> Parts | None:
     """What is here; None without an API server and etcd.  Of the controllers there may be none, some or all."""
-    built = _cache()
-    given = os.environ.get("KUBEBUILDER_ASSETS")
-    folders = {"found through KUBEBUILDER_ASSETS": Path(given)} if given else {}
-    folders["built from Go modules"] = built
-    for source, folder in folders.items():
-        if all(_runs(folder / name) for name in CONTROL_PLANE):
-            places = {name: [folder / name, built / name] for name in (*CONTROL_PLANE, *CONTROLLERS)}
-            programs = {name: next(filter(_runs, files)) for name, files in places.items() if any(map(_runs, files))}
-            manifests = {name: built / f"{name}.yaml" for name in MANIFESTS if (built / f"{name}.yaml").exists()}
-            return Parts(source, programs, manifests)
-    return None
+    built = {name: one.folder / name for one in _builds() for name in one.programs}
+    source, places = f"Kubernetes {_version()}, built from Go modules", {name: [built[name]] for name in built}
+    given = Path(os.environ.get("KUBEBUILDER_ASSETS", os.devnull))
+    if all(_runs(given / name) for name in CONTROL_PLANE):
+        source, places = "found through KUBEBUILDER_ASSETS", {name: [given / name, built[name]] for name in built}
+    programs = {name: next(filter(_runs, files)) for name, files in places.items() if any(map(_runs, files))}
+    manifests = {name: built[name].with_suffix(".yaml") for name in MANIFESTS}
+    manifests = {name: file for name, file in manifests.items() if file.exists()}
+    return Parts(source, programs, manifests) if programs.keys() >= CONTROL_PLANE.keys() else None
 
 
 def _runs(program: Path) -> bool:
@@ -68,36 +111,37 @@ def _runs(program: Path) -> bool:
 
 def build() -> str:
     """Build everything that is not in the cache; in words why that is impossible, or nothing."""
-    folder = _cache()
-    if all((folder / name).exists() for name in (*CONTROL_PLANE, *CONTROLLERS)):
-        return ""
-    if not shutil.which("kubectl"):
-        return "kubectl is not installed"
-    print(f"building the parts of a cluster into {folder}", flush=True)
-    try:
-        with new(folder) as made:
-            module = shutil.copytree(MODULE, made.parent / "module")
-            flags = {"GOFLAGS": "-mod=mod -buildvcs=false"}  # Go may write a go.sum
-            # The downloads come first: whether there is a proxy is known after seconds and not after minutes.
-            go("mod", "download", folder=module, **flags)
-            go("install", f"-ldflags={_link_flags()}", "tool", folder=module, GOBIN=str(made), **flags)
-            for name, made_as in {**CONTROL_PLANE, **CONTROLLERS}.items():
-                (made / made_as).rename(made / name)
-            for name, (source, top, overlay) in MANIFESTS.items():
-                (made / f"{name}.yaml").write_bytes(_manifests(module, source, top, overlay, made.parent / name))
-    except CannotBuildError as problem:
-        return str(problem)
+    for one in _builds():
+        if not all((one.folder / name).exists() for name in one.programs):
+            if not shutil.which("kubectl"):
+                return "kubectl is not installed"
+            print(f"building {', '.join(one.programs)} into {one.folder}", flush=True)
+            try:
+                _make(one)
+            except CannotBuildError as problem:
+                return str(problem)
     return ""
 
 
-def _cache() -> Path:
-    """The folder of what these versions give; another version has another one."""
-    return cache(f"kubernetes-{hashlib.sha256((MODULE / 'go.mod').read_bytes()).hexdigest()[:12]}")
+def _make(build: _Build) -> None:
+    with new(build.folder) as made:
+        module = shutil.copytree(MODULE, made.parent / "module")
+        (module / "go.mod").write_text(build.go_mod)
+        flags = {"GOFLAGS": "-mod=mod -buildvcs=false"}  # Go may write a go.sum
+        # The downloads come first: whether there is a proxy is known after seconds and not after minutes.
+        go("mod", "download", folder=module, **flags)
+        names = {name: made_as for name, made_as in {**CONTROL_PLANE, **CONTROLLERS}.items() if name in build.programs}
+        tools = re.findall(rf"^\t(\S+/(?:{'|'.join(names.values())})(?:/v3)?)$", build.go_mod, re.MULTILINE)
+        go("install", f"-ldflags={_link_flags(build.go_mod)}", *tools, folder=module, GOBIN=str(made), **flags)
+        for name, made_as in names.items():
+            (made / made_as).rename(made / name)
+        for name in MANIFESTS.keys() & names:
+            (made / f"{name}.yaml").write_bytes(_manifests(module, *MANIFESTS[name], made.parent / name))
 
 
-def _link_flags() -> str:
+def _link_flags(go_mod: str) -> str:
     """No symbols, and the version that the API server tells its clients, which Go does not fill in by itself."""
-    (version,) = re.findall(r"k8s\.io/kubernetes (v[\d.]+)", (MODULE / "go.mod").read_text())
+    (version,) = re.findall(r"k8s\.io/kubernetes (v[\d.]+)", go_mod)
     major, minor, _ = version[1:].split(".")
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
     return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items())])
