@@ -6,6 +6,8 @@ second, so each node's table blames a rank of its own.
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 
 # One of torchrun's fields, after what kubectl, compose, srun or `render-job ssh` put before each line.
 # Source: torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError.
@@ -17,8 +19,15 @@ _ERROR = re.compile(rf"^((?:\[[^]\n]*\]:? ?|\S+ *[:|] ){{0,4}}?) *({_NAME}|{_OTH
 _FOLLOWS = re.compile(
     "Connection (closed|reset|refused)|Broken pipe|DistStore|remote process|ncclRemote|failed to recv"
 )
-# How srun and compose name a process that has no table.  A torchrun ends with 1 or 15, also where its ranks follow.
-_PROCESS = re.compile(r"\S+: tasks? \S+: (?!Terminated|.* exit code 1\n).+|\S+ exited with code (?!0\n|1\n).+")
+# How srun, compose and NCCL's RAS name a process that has no table.  A torchrun ends with 1 or 15, also where its ranks
+# follow.
+_TASK = r"\S+: tasks? \S+: (?!Terminated|.* exit code 1\n).+"
+_PROCESS = re.compile(rf"{_TASK}|\S+ exited with code (?!0\n|1\n).+|Process \d+ on node .+ GPU.+")
+# The states of a container in `kubectl describe pods`.
+_CONTAINER_ENDED = re.compile(r"Terminated\n +Reason: +(\w+)\n(?s:.*?) +Exit Code: +(\d+)\n(?s:.*?) +Finished: +(.+)")
+_CONTAINER_WAITS = re.compile(r"Waiting\n +Reason: +(?!ContainerCreating|PodInitializing|CrashLoopBackOff)(\w+)")
+# Bytes used and allowed, as slurmstepd says.
+_MEMORY = re.compile(r"exceeded memory limit \((\d+) > (\d+)\)")
 # What an error or an exit code says, and what to change; then what the scheduler does.  The first that is found counts.
 _OF_ERRORS = {
     "CUDA out of memory|OutOfMemoryError|Cuda.*out of memory": "the memory of a GPU is full: a smaller batch",
@@ -31,12 +40,15 @@ _OF_ERRORS = {
     "SIGKILL|Killed|code 137": "its memory limit or its grace period was over: see resources.memory",
 }
 _OF_OTHERS = {
-    "(?i)oom.?kill|out.of.memory": "out of memory: more resources.memory, or a smaller batch",
+    "(?i)oom.?kill|out.of.me|exceeded memory limit": "out of memory: more resources.memory, or a smaller batch",
     "torchrun\\W.*(not found|No such file)": "torchrun is not there: see image, setup",
     "collective operation timeout": "a rank hangs: the key watch names it",
     "TIME LIMIT|DeadlineExceeded": "it ran out of time: see time_limit",
     "(?i:node.fail)|PREEMPT": "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
+    "NodeNotReady|TaintManager": "a node is lost: the key preemption lets the job go on once its pods may be replaced",
     "ErrImagePull|ImagePullBackOff|pull access denied": "a node cannot pull the image",
+    "Evicted": "the kubelet evicted the pod, and `kubectl describe` says why: see resources, mounts",
+    "communicator data from": "it does not answer NCCL: it is stopped or dead, or its node is",
 }
 
 
@@ -48,30 +60,62 @@ def why(text: str) -> str:
     rank, error = next((found for found in errors if not _FOLLOWS.search(found[1])), ("", ""))
     what = f"rank {rank}" if rank else ""
     if ended and not ended[0][0]:
-        _, _, first, host, code, error = ended[0]
-        ranks = sorted({rank for _, _, rank, _, *how in ended if how == [code, error]})
+        *_, first, host, code, error = ended[0]
+        ranks = sorted({rank for *_, rank, _, at, how in ended if (at, how) == (code, error)})
         who = f"rank {first} on {host}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         what = f"{who} ended with {code}"
-    elif process := not rank and _PROCESS.search(text):
-        what = process[0]
+    elif process := not rank and (_process(text) or _laggards(text)):
+        what = process
     elif (ended or errors) and not error:
         what = "not in these logs: their ranks ended because another process or its node had"
+    if memory := _MEMORY.search(text):
+        what += f", {int(memory[1]) / 2**30:.1f} of {int(memory[2]) / 2**30:.1f} GiB"
     places = [(error, _OF_ERRORS)] if error else [(text, _OF_OTHERS), (what, _OF_ERRORS)]
     found = (remedy for place, remedies in places for words, remedy in remedies.items() if re.search(words, place))
     known = [part for part in (what, error, next(found, "")) if part]
-    return f"first failure: {': '.join(known)}" if known else "no failure"
+    return f"first failure: {': '.join(known)}" if known else "no failure is named here"
 
 
-def _ended(text: str, errors: Mapping[str, str]) -> Iterator[tuple[bool, str, int, str, str, str]]:
-    """Yield of each process in a table: whether it ended because of another, time, rank, host, exit code, error."""
+def _ended(text: str, errors: Mapping[str, str]) -> Iterator[tuple[bool, str, bool, int, str, str, str]]:
+    """Yield of each process in a table: whether it followed another, time, without a cause, rank, host, code, error."""
     tables = dict[str, dict[str, str]]()
     for prefix, name, value in _FIELD.findall(text):
         table = tables.setdefault(prefix, {})
         table[name] = value
-        if name == "traceback":
+        if name == "traceback" and len(tables.pop(prefix)) == 5:  # the kubelet may have cut the first one
             rank, number = table["rank"].split()[0], table["exitcode"].split()[0]
             own = "" if value.startswith(("To enable traceback", "Signal ", "Traceback ")) else value
             error = own or (errors.get(rank, errors.get("", "")) if int(number) > 0 else "")
             code = " ".join([number, *re.findall(r"\(SIG\w+\)", value)])
             follows = "SIGTERM" in code or bool(_FOLLOWS.search(error))
-            yield follows, table["time"], int(rank), table["host"], code, error
+            yield follows, table["time"], not error and int(number) > 0, int(rank), table["host"], code, error
+
+
+def _process(text: str) -> str:
+    """Return how the first process without a table ended."""
+    if found := _PROCESS.search(text):
+        return found[0]
+    pods = []
+    for pod in re.split(r"^(?=Name: )", text, flags=re.MULTILINE):
+        place = re.match(r"Name: +(\S+)(?s:.*?)\nNode: +([^\s/]+)", pod)
+        who = f"pod {place[1]} on {place[2]}" if place else "a pod"
+        pods += [(datetime.min, f"{who} waits: {reason}") for reason in _CONTAINER_WAITS.findall(pod)]
+        pods += [
+            (parsedate_to_datetime(end).replace(tzinfo=None), f"{who} exited with code {code} ({reason})")
+            for reason, code, end in _CONTAINER_ENDED.findall(pod)
+            if code not in ("0", "1", "143") or reason == "OOMKilled"
+        ]
+    return min(pods, default=("", ""))[1]
+
+
+def _laggards(text: str) -> str:
+    """Return which ranks have launched the fewest operations in an answer of `ncclras`."""
+    for part in text.split("Communicator ranks have different ")[1:]:
+        # A lone rank stands in the line of its number, several ranks below it.
+        part = re.sub(r"Rank (\d+) has (launched up to operation \d+)", r"\2 Rank \1", part)
+        words = re.split(r"launched up to operation (\d+)", part)[1:]
+        counts = {int(number): ranks for number, ranks in zip(words[::2], words[1::2], strict=True)}
+        if behind := re.findall(r"Rank (\d+) -- .+ on node (\S+)", counts[min(counts)] if counts else ""):
+            who = ", ".join(f"rank {rank} on {node}" for rank, node in behind)
+            return f"{who} launched {min(counts)} operations, others {max(counts)}: it hangs if that stays so"
+    return ""
