@@ -1,5 +1,6 @@
 """A node that dies: what Kubernetes does alone, and what a person must do, as the heads of the manifests say."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,15 +45,24 @@ for _ in run.epochs(100):
 """
 
 
+@pytest.fixture
+def dies(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """The node that the test loses."""
+    name = f"{namespace}-dies"
+    cluster.player().nodes.add(name)
+    yield name
+    cluster.player().nodes.live.discard(name)
+    cluster.kubectl("delete", "node", name)
+
+
 @pytest.mark.parametrize("moment", ["start", "middle", "save"])
 def test_jobs_of_a_dead_node_wait_until_it_is_marked_and_then_go_on(
-    moment: str, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, dies: str, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kinds at once, because Kubernetes takes a minute to notice."""
     for target in KINDS:
         cluster.needs_controllers(target)
-    player, work, dies = cluster.player(), cluster.claim(namespace, "work"), f"{namespace}-dies"
-    player.nodes.add(dies)
+    player, work = cluster.player(), cluster.claim(namespace, "work")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SCRIPT)
     (work / "held").touch()
@@ -87,5 +97,4 @@ def test_jobs_of_a_dead_node_wait_until_it_is_marked_and_then_go_on(
     assert [step for step, _ in ends] == [STEPS]  # the same weights in all kinds
     for target in KINDS:
         steps = [record["step"] for record in cli.records(work / target, "step")]
-        assert steps == sorted(set(steps))  # none was repeated
-    cluster.kubectl("delete", "node", dies)
+        assert steps in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6])  # none repeated; that of step 4 may have died with a peer
