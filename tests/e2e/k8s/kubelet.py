@@ -16,6 +16,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ class Kubelet:
             self._pods[uid].stop(0)
         elif uid in self._pods and ending:
             self._pods[uid].stop(found["metadata"]["deletionGracePeriodSeconds"])
+        elif uid in self._pods:
+            self._pods[uid].correct(found["status"].get("conditions", []))
 
 
 class Pod(threading.Thread):
@@ -142,6 +145,7 @@ class Pod(threading.Thread):
         self._ending = threading.Event()  # deleted, or past its own deadline
         self._expired = False
         self._deadline = float("inf")
+        self._conditions: list[Object] = []
 
     def run(self) -> None:
         try:
@@ -171,6 +175,13 @@ class Pod(threading.Thread):
             self._deadline = time.monotonic() + self._spec["terminationGracePeriodSeconds"]
             self._ending.set()
             send(self._process, signal.SIGTERM)
+
+    def correct(self, conditions: list[Object]) -> None:
+        """Say again whether it is ready: the control plane takes a node that is slow for one that is dead."""
+        found = {condition["type"]: condition["status"] for condition in conditions}
+        if any(found.get(told["type"]) != told["status"] for told in self._conditions):
+            with suppress(Gone):
+                self._tell(conditions=self._conditions)
 
     def cut(self) -> None:
         assert self._sandbox is not None
@@ -313,6 +324,7 @@ class Pod(threading.Thread):
         """Write part of the pod's status; a node that is lost writes nothing any more."""
         if self.node not in self._kubelet.nodes.live:
             raise Gone(self._path)
+        self._conditions = status.get("conditions", self._conditions)
         self._api.patch(f"{self._path}/status", {"status": {"hostIP": GATEWAY, **status}})
 
 
