@@ -72,7 +72,8 @@ class Api:
                 return found
         except urllib.error.HTTPError as error:
             reason = error.read().decode()
-            if error.code == 504 and method != "POST":  # the server was too busy to answer in time
+            busy = error.code == 504 or "client connection lost" in reason  # the server did not answer in time
+            if busy and method != "POST":
                 return self._call(method, path, body, kind)
             if error.code in (404, 409) or '"NamespaceTerminating"' in reason:
                 raise Gone(path) from None
