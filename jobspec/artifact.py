@@ -36,7 +36,7 @@ def plan_of(spec: Source, target: targets.Target) -> Plan:
         update = {"secret": job.kubernetes.secret or job.name, "labels": labels}
         kubernetes = job.kubernetes.model_copy(update=update)
         job = job.model_copy(update={"name": job.name + spec.suffix, "kubernetes": kubernetes})
-    return make_plan(job, target.rendezvous_timeout_s)
+    return make_plan(job, target.rendezvous_timeout_s, target.hides_the_node(job))
 
 
 def plans_of(
@@ -116,4 +116,5 @@ def text_of(plan: Plan, name: str, command: str, file: str) -> str:
     notes = [f"Not used here: {key}; {target.not_used[key]}." for key in given(plan.job) if key in target.not_used]
     notes += values.get("notes", plan.notes)
     values |= {"plan": plan, "job": plan.job, "command": command, "file": shlex.quote(file), "notes": notes}
+    values["reason"] = target.reason(plan.job)
     return environment(targets.TEMPLATES).get_template(targets.template(name)).render(values)

@@ -117,6 +117,8 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     processes = f"{count} x {plan.job.procs_per_node} processes"
     processes += f", spares: {plan.job.spares}" if plan.job.spares else ""
     yield f"{plan.job.name} on {target}: {processes}, {plan.backend} rendezvous{meet}"
+    if reason := explanation.target.reason(plan.job):
+        yield f"Why it waits: {reason}"
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."
     if near := explanation.target.near(plan.job):

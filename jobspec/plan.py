@@ -124,8 +124,11 @@ def for_torchrun(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(word.replace("$", "$$") for word in words)
 
 
-def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Plan:
-    """Make the plan of a job that breaks no rule; the timeout counts if the spec sets none."""
+def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S, hides_the_node: bool = False) -> Plan:
+    """Make the plan of a job that breaks no rule; the timeout counts if the spec sets none.
+
+    hides_the_node: whether what is written outside the mounts is lost with the container.
+    """
     # By the port that follows from its name, a job very likely keeps apart from others.
     number = int.from_bytes(hashlib.sha256(job.name.encode()).digest()[:8], "big")
     program: Sequence[str] = job.command or ()
@@ -141,7 +144,7 @@ def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Pla
         port=PORTS[number % len(PORTS)] if job.rendezvous.port == "auto" else job.rendezvous.port,
         rendezvous_timeout_s=job.rendezvous.timeout or rendezvous_timeout_s,
         program=tuple(program),
-        env=dict(sorted({**_defaults(job), **job.env}.items())),
+        env=dict(sorted({**_defaults(job, hides_the_node), **job.env}.items())),
     )
 
 
@@ -160,7 +163,7 @@ def as_array(plans: Sequence[Plan]) -> Plan:
     return replace(plans[0], program=tuple(compress(plans[0].program, shared)), env=env, points=points)
 
 
-def _defaults(job: Job) -> dict[str, str]:
+def _defaults(job: Job, hides_the_node: bool) -> dict[str, str]:
     """Variables that every target sets unless the spec does."""
     env = {
         "PYTHONUNBUFFERED": "1",  # output is in the log even if the process is then killed
@@ -182,7 +185,9 @@ def _defaults(job: Job) -> dict[str, str]:
         # Source: torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorder.cpp.
         env["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"  # collectives; the default of torch 2.6 to 2.10 is none
         env["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-        env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"/tmp/{job.name}-nccl-rank-"
+        mounts = [mount for mount in job.mounts if mount.volume in (None, "claim") and not mount.read_only]
+        folder = mounts[0].path.rstrip("/") if mounts and hides_the_node else "/tmp"
+        env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"{folder}/{job.name}-nccl-rank-"
         if job.resources.rdma:
             env["NCCL_NET"] = "IB"  # without it NCCL falls back to TCP, and reports that only with NCCL_DEBUG
     return env

@@ -6,7 +6,6 @@ second, so each node's table blames a rank of its own.
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from email.utils import parsedate_to_datetime
 
 # One of torchrun's fields, after what kubectl, compose, srun or `render-job ssh` put before each line.
@@ -23,9 +22,10 @@ _FOLLOWS = re.compile(
 # follow.
 _TASK = r"\S+: tasks? \S+: (?!Terminated|.* exit code 1\n).+"
 _PROCESS = re.compile(rf"{_TASK}|\S+ exited with code (?!0\n|1\n).+|Process \d+ on node .+ GPU.+")
-# The states of a container in `kubectl describe pods`.
-_CONTAINER_ENDED = re.compile(r"Terminated\n +Reason: +(\w+)\n(?s:.*?) +Exit Code: +(\d+)\n(?s:.*?) +Finished: +(.+)")
-_CONTAINER_WAITS = re.compile(r"Waiting\n +Reason: +(?!ContainerCreating|PodInitializing|CrashLoopBackOff)(\w+)")
+# The pods in `kubectl describe pods`, and of each container what it waits for, or how and when it ended.
+_POD = re.compile(r"^Name: +(\S+)\nNamespace: .*\n(?:.*\n)*?Node: +([^\s/]+)", re.MULTILINE)
+_WAITS = r"Waiting\n +Reason: +(?!ContainerCreating|PodInitializing|CrashLoopBackOff)(\w+)"
+_CONTAINER = re.compile(rf"{_WAITS}|Terminated\n +Reason: +(\w+)\n(?s:.*?)Exit Code: +(\d+)\n(?s:.*?)Finished: +(.+)")
 # Bytes used and allowed, as slurmstepd says.
 _MEMORY = re.compile(r"exceeded memory limit \((\d+) > (\d+)\)")
 # What an error or an exit code says, and what to change; then what the scheduler does.  The first that is found counts.
@@ -95,17 +95,13 @@ def _process(text: str) -> str:
     """Return how the first process without a table ended."""
     if found := _PROCESS.search(text):
         return found[0]
-    pods = []
-    for pod in re.split(r"^(?=Name: )", text, flags=re.MULTILINE):
-        place = re.match(r"Name: +(\S+)(?s:.*?)\nNode: +([^\s/]+)", pod)
-        who = f"pod {place[1]} on {place[2]}" if place else "a pod"
-        pods += [(datetime.min, f"{who} waits: {reason}") for reason in _CONTAINER_WAITS.findall(pod)]
-        pods += [
-            (parsedate_to_datetime(end).replace(tzinfo=None), f"{who} exited with code {code} ({reason})")
-            for reason, code, end in _CONTAINER_ENDED.findall(pod)
-            if code not in ("0", "1", "143") or reason == "OOMKilled"
-        ]
-    return min(pods, default=("", ""))[1]
+    pods, parts = [], _POD.split(text)[1:]
+    for name, node, pod in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        for waits, reason, code, end in _CONTAINER.findall(pod):
+            if code not in ("0", "1", "143") or reason == "OOMKilled":
+                how = f"exited with code {code} ({reason})" if code else f"waits: {waits}"
+                pods.append((parsedate_to_datetime(end).timestamp() if end else 0, f"pod {name} on {node} {how}"))
+    return min(pods, default=(0, ""))[1]
 
 
 def _laggards(text: str) -> str:

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Rendered by `render-job slurm fashion-mnist.yaml --set nodes=2 --set procs_per_node=4 --set slurm.partition=change-me --set slurm.account=change-me --set train.data_root=/change-me -o fashion-mnist.slurm.sh`; edit the spec, not this file.
-# Submit it by `sbatch fashion-mnist.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.
+# Submit it by `sbatch fashion-mnist.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.  Why it waits: squeue --start -j JOB
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
 #SBATCH --job-name=fashion-mnist
 #SBATCH --nodes=2
@@ -42,5 +42,6 @@ done
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
-# If a node fails, srun ends the others: they would only wait for it.
+# If a node fails, srun ends the others: they would only wait for it.  Then render-job, if it is installed here, says what failed first.
+trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=1 --kill-on-bad-exit=1 bash -ec job_task

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Rendered by `render-job slurm pyxis.yaml --set image=registry.example/change-me:1.0 --set slurm.partition=change-me --set mounts.0.source=/change-me/data --set mounts.1.source=/change-me/checkpoints -o pyxis.slurm.sh`; edit the spec, not this file.
-# Submit it by `sbatch pyxis.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.
+# Submit it by `sbatch pyxis.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.  Why it waits: squeue --start -j JOB
 # Not used here: resources.shm; the processes have the node's /dev/shm.
 #SBATCH --job-name=pyxis
 #SBATCH --nodes=2
@@ -70,7 +70,8 @@ requeue() {
 }
 trap requeue USR1
 
-# Once one node has ended, also well, the others have 120 s (preemption.grace).
+# Once one node has ended, also well, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
+trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
   '--container-image=registry.example#change-me:1.0' \
   --container-mounts=/change-me/data:/data:ro,/change-me/checkpoints:/checkpoints \
@@ -80,4 +81,4 @@ wait "$step" && completed || code=$?
 [[ $(squeue --noheader --jobs="$job" --Format=PreemptTime) != *[0-9]* ]] || requeue
 # If a node is lost, its part of the step stays until Slurm notices (SlurmdTimeout); then Slurm requeues the job.
 while squeue --noheader --steps --jobs="$job" --format=%i | grep -q "[.][0-9]"; do sleep 5; done
-exit "$code"
+(exit "$code")

@@ -134,6 +134,12 @@ def near(job: Job) -> dict[str, str]:
     return {f"{prefix}{kind}-topology": getattr(topology, kind)}
 
 
+def reason(job: Job) -> str:
+    """Return the command that shows why a job waits: for its queue, or its pods for nodes."""
+    what = f"pods -l app.kubernetes.io/instance={job.name}" if job.kubernetes.queue is None else "workloads"
+    return f"kubectl describe {what}" + (f" -n {job.kubernetes.namespace}" if job.kubernetes.namespace else "")
+
+
 def file_key(number: int, name: str) -> str:
     """Return the key of one of the job's files in its ConfigMap, which takes no slash and no blank."""
     return f"{number}-{re.sub('[^A-Za-z0-9._-]', '_', posixpath.basename(name))}"[-253:]

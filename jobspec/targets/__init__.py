@@ -35,6 +35,7 @@ class Target:
     node_name: the name of a node by its number (a pod, a service); None if only the running job knows it.
     hides_the_node: True if the processes see only those files of their node that the spec mounts.
     near: what the scheduler is asked for where the spec has a topology: options or annotations with their values.
+    reason: the command that shows why a job waits; nothing where no job does.
     doubts: what looks odd on this target alone, each with what to do.
     """
 
@@ -49,6 +50,7 @@ class Target:
     node_name: Callable[[Plan, int], str | None] = lambda plan, node: None
     hides_the_node: Callable[[Job], bool] = lambda job: False
     near: Callable[[Job], Mapping[str, str]] = lambda job: {}
+    reason: Callable[[Job], str] = lambda job: ""
     doubts: Callable[[Job], Iterable[str]] = lambda job: ()
 
 

@@ -58,6 +58,7 @@ TARGET = Target(
     template_values=template_values,
     environment=environment,
     near=lambda job: pod.near(job) or exclusive(job),
+    reason=pod.reason,
     rendezvous_timeout_s=OF_PODS_S,
     sweeps="objects",
     node_name=node_name,

@@ -102,6 +102,7 @@ TARGET = Target(
     template_values=template_values,
     environment=environment,
     near=lambda job: {f"--{name}": value for name, value in task.near(job).items()},
+    reason=lambda job: "squeue --start -j JOB",
     rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S,
     sweeps="array",
     hides_the_node=hides_the_node,

@@ -102,6 +102,7 @@ TARGET = Target(
     template_values=template_values,
     environment=environment,
     near=pod.near,
+    reason=pod.reason,
     rendezvous_timeout_s=OF_PODS_S,
     sweeps="objects",
     node_name=node_name,

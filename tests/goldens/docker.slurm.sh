@@ -1,6 +1,6 @@
 #!/bin/bash
 # Rendered by `render-job slurm docker.yaml --set preemption=`; edit the spec, not this file.
-# Submit it by `sbatch docker.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.
+# Submit it by `sbatch docker.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.  Why it waits: squeue --start -j JOB
 #SBATCH --job-name=docker
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -30,7 +30,7 @@ job_task() {  # on each node: torchrun starts its 4 processes
     --mount=type=bind,source=/shared/checkpoints/docker,target=/checkpoints --entrypoint= \
     registry.example/team/train:1.0 \
     env OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
-    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/docker-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/checkpoints/docker-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000 \
     torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" \
     --master-port="$MASTER_PORT" --nproc-per-node=4 -m train \
@@ -56,5 +56,6 @@ done
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
-# If a node fails, srun ends the others: they would only wait for it.
+# If a node fails, srun ends the others: they would only wait for it.  Then render-job, if it is installed here, says what failed first.
+trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 bash -ec job_task

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Rendered by `render-job slurm elastic.yaml`; edit the spec, not this file.
-# Submit it by `sbatch elastic.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.
+# Submit it by `sbatch elastic.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.  Why it waits: squeue --start -j JOB
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
 # Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes.
 #SBATCH --job-name=elastic
@@ -47,5 +47,6 @@ done
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
-# If a node is lost, the others continue.
+# If a node is lost, the others continue.  Then render-job, if it is installed here, says what failed first.
+trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 bash -ec job_task

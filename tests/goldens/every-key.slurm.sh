@@ -1,6 +1,6 @@
 #!/bin/bash
 # Rendered by `render-job slurm every-key.yaml`; edit the spec, not this file.
-# Submit it by `sbatch every-key.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.
+# Submit it by `sbatch every-key.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.  Why it waits: squeue --start -j JOB
 # Not used here: resources.devices; only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}.
 # Not used here: resources.shm; the processes have the node's /dev/shm.
 #SBATCH --job-name=every-key
@@ -122,7 +122,8 @@ epilogue() {
 }
 trap epilogue EXIT
 
-# Once one node has ended, also well, the others have 120 s (preemption.grace).
+# Once one node has ended, also well, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
+trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --mpi=pmix \
   '--container-image=registry.example#team/train:1.0' \
   --container-mounts=/data:/data:ro,/lustre/checkpoints/team/job:/checkpoints,/local:/cache,/etc/settings:/settings,/etc/keys:/keys \
@@ -133,4 +134,4 @@ wait "$step" && completed || code=$?
 [[ $(squeue --noheader --jobs="$job" --Format=PreemptTime) != *[0-9]* ]] || requeue
 # If a node is lost, its part of the step stays until Slurm notices (SlurmdTimeout); then Slurm requeues the job.
 while squeue --noheader --steps --jobs="$job" --format=%i | grep -q "[.][0-9]"; do sleep 5; done
-exit "$code"
+(exit "$code")

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Rendered by `render-job slurm least.yaml`; edit the spec, not this file.
-# Submit it by `sbatch job.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.
+# Submit it by `sbatch job.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.  Why it waits: squeue --start -j JOB
 #SBATCH --job-name=job
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -24,5 +24,6 @@ for name in "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}" "${!TORCHELASTIC_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
 
-# If a node fails, srun ends the others: they would only wait for it.
+# If a node fails, srun ends the others: they would only wait for it.  Then render-job, if it is installed here, says what failed first.
+trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --nodes=1 --ntasks-per-node=1 --kill-on-bad-exit=1 bash -ec job_task

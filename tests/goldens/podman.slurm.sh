@@ -1,6 +1,6 @@
 #!/bin/bash
 # Rendered by `render-job slurm podman.yaml`; edit the spec, not this file.
-# Submit it by `sbatch podman.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.
+# Submit it by `sbatch podman.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.  Why it waits: squeue --start -j JOB
 #SBATCH --job-name=podman
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -36,7 +36,7 @@ job_task() {  # on each node, once per process
     registry.example/team/train:1.0 \
     env RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" NODE_RANK="$SLURM_NODEID" \
     WORLD_SIZE="$SLURM_NTASKS" LOCAL_WORLD_SIZE=4 OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 \
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/podman-nccl-rank- \
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/checkpoints/podman-nccl-rank- \
     TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 \
     python3 -m train \
     --device=cuda \
@@ -82,11 +82,12 @@ requeue() {
 }
 trap requeue USR1
 
-# Once one node has ended, also well, the others have 120 s (preemption.grace).
+# Once one node has ended, also well, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
+trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=4 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=120 bash -ec job_task & step=$!
 wait "$step" && completed || code=$?
 # Slurm signals the processes itself if it preempts the job.
 [[ $(squeue --noheader --jobs="$job" --Format=PreemptTime) != *[0-9]* ]] || requeue
 # If a node is lost, its part of the step stays until Slurm notices (SlurmdTimeout); then Slurm requeues the job.
 while squeue --noheader --steps --jobs="$job" --format=%i | grep -q "[.][0-9]"; do sleep 5; done
-exit "$code"
+(exit "$code")

@@ -127,13 +127,15 @@ def test_json_has_each_rank_in_full_and_what_is_common_once(target: str, spec: P
 
 def test_table_of_a_large_job_has_a_row_a_node(spec: Path) -> None:
     _, table = explained("slurm", spec, "nodes=64")
-    assert table.splitlines()[2:5] == [
+    assert table.splitlines()[1:6] == [
+        "Why it waits: squeue --start -j JOB",
+        "",
         "RANK     NODE_RANK  LOCAL_RANK  device  node",
         "0-1      0          0-1         cpu     <node 0>",
         "2-3      1          0-1         cpu     <node 1>",
     ]
     _, larger = explained("slurm", spec, "nodes=128")
-    assert larger.splitlines()[66:70] == [
+    assert larger.splitlines()[67:71] == [
         "126-127  63         0-1         cpu     <node 63>",
         "...                                     63 nodes more, which --json shows",
         "254-255  127        0-1         cpu     <node 127>",

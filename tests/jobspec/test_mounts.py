@@ -193,3 +193,21 @@ def test_scratch_lasts_until_the_processes_have_saved(own_cluster: Cluster) -> N
     assert (own_cluster.folder / "saved-0").read_text() == "1", out
     assert (own_cluster.folder / "requeued").exists()
     assert [*(own_cluster.folder / "disk").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "runtime", "folder"),
+    [
+        *((kind, "none", "/out") for kind in (*KINDS, "compose")),
+        *(("slurm", runtime, "/out") for runtime in ("docker", "podman")),
+        *(("slurm", runtime, "/tmp") for runtime in ("none", "apptainer")),
+        ("torchrun", "none", "/tmp"),
+    ],
+)
+def test_the_flight_recorder_writes_where_its_files_outlive_a_container(
+    target: str, runtime: str, folder: str, spec: str
+) -> None:
+    mounts = "{source: /i, claim: i, path: /in, read_only: true}, {source: /s, scratch: 1GiB, path: /cache}, "
+    mounts += "{source: /o, claim: out, path: /out/}"
+    text = render(target, spec, ["device=cuda", f"mounts=[{mounts}]", f"slurm.runtime={runtime}"])
+    assert re.search(f'TEMP_FILE.*\n?.*[ ="]{folder}/job-nccl-rank-', text)

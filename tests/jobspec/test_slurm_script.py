@@ -159,3 +159,12 @@ def test_nodes_that_get_different_numbers_of_tasks_are_refused(own_cluster: Clus
     status, out = own_cluster.run(script, STEP_LAYOUT="3,1")
     assert status != 0 and own_cluster.calls() == {}
     assert "3,1 tasks on the nodes, not 2 on each: allocate them by --ntasks-per-node=2" in out
+
+
+@pytest.mark.parametrize("keys", ["", "preemption: {grace: 20s}\n"], ids=["plain", "preemption"])
+def test_what_render_job_finds_is_the_last_line_of_a_job_that_fails(keys: str, cluster: Cluster) -> None:
+    cluster.install("torchrun", "#!/bin/bash\necho nan >&2; exit 7\n")
+    cluster.install("render-job", '#!/bin/bash\necho "$* read $(tail -n 1)"\n')
+    script = rendered(cluster, TWO_NODES + keys, "nodes=1").replace("set -euo", "exec >log 2>&1; set -euo")
+    assert cluster.run(script)[0] == 7
+    assert (cluster.folder / "log").read_text().splitlines()[-1] == "why - read nan"
