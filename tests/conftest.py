@@ -32,7 +32,6 @@ _SLOW_FILES = """
     train/records/test_observer train/records/test_profile train/records/test_report
     train/records/test_tensorboard train/sync/test_sync train/test_check_loop train/test_doctor train/test_mistakes
     train/test_run_data train/world/test_failure train/world/test_local train/world/test_owner test_packaging
-    test_train_py
 """
 _SLOW = tuple(f"{name}.py" for name in _SLOW_FILES.split())
 # Single tests that take seconds, where a quicker one proves nearly the same.

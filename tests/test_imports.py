@@ -101,16 +101,6 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     sorter.prepare()  # CycleError names the circle
 
 
-def test_render_imports_no_torch() -> None:
-    code = (
-        "import sys\nfrom jobspec.commands import main\n"
-        "assert main(['torchrun', 'jobs/quickstart.yaml']) == main(['schema']) == 0\n"
-        "heavy = {'torch', 'torchvision', 'numpy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-
-
 @pytest.mark.parametrize("module", ["train", "train.doctor"])
 def test_without_torch_a_command_says_what_to_install(module: str) -> None:
     code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_module('{module}', run_name='__main__')"

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,37 +149,3 @@ def test_results_come_by_rank_and_a_rank_that_fails_ends_the_run() -> None:
     assert run_ranks(rank_but, [HERE] * 2, 600.0, failing=2) == [0, 1]
     with pytest.raises(RuntimeError, match="failed with exit code 1"):
         run_ranks(rank_but, [HERE] * 2, 600.0, failing=1)
-
-
-# Makes two nodes, says which namespaces they are, and ends as it is told to.
-_MAKE_NODES = """
-import os, sys
-from benchmarks.network import start_nodes
-with start_nodes(2) as nodes:
-    holders = [node.enter[1].split("/")[2] for node in nodes]
-    print(*[os.readlink(f"/proc/{holder}/ns/net") for holder in holders], flush=True)
-    sys.stdin.read()
-"""
-
-
-def _network_namespaces() -> set[str]:
-    """Those that some process is in."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
-        with suppress(OSError):  # the process has ended meanwhile
-            found.add(str(link.readlink()))
-    return found
-
-
-@needs_nodes
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_no_namespace_outlives_its_maker(end: signal.Signals) -> None:
-    command, pipe = [sys.executable, "-c", _MAKE_NODES], subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as maker:
-        assert maker.stdout is not None
-        made = set(maker.stdout.readline().split())
-        assert len(made) == 2 and made <= _network_namespaces()
-        maker.send_signal(end)
-    # The kernel takes them away soon after the last process in them has ended.
-    while made & _network_namespaces():
-        os.sched_yield()

@@ -113,17 +113,6 @@ def test_absent_secret_stops_the_script_and_no_value_is_in_an_argument(cluster: 
     assert "s3cret" not in words
 
 
-def test_variables_of_the_processes_do_not_reach_the_commands_of_slurm(cluster: Cluster) -> None:
-    """A PATH meant for the image would hide srun, an LD_PRELOAD would be loaded into it."""
-    cluster.nodes = ("n1",)
-    path = f"{cluster.folder / 'bin'}:/usr/bin:/bin:/of/the/image"
-    run(cluster, BASE + f"nodes: 1\ncommand: [mine.py]\nenv: {{PATH: '{path}', LD_PRELOAD: ''}}\n")
-    assert cluster.calls()[0, 0].env["PATH"] == path
-    seen_by_srun = (cluster.folder / "environment-of-srun").read_text().splitlines()
-    assert f"PATH={path}" not in seen_by_srun
-    assert not [line for line in seen_by_srun if line.startswith("LD_PRELOAD=")]
-
-
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_runtimes_own_variables_are_set_before_the_container_starts(cluster: Cluster, runtime: str) -> None:
     cluster.nodes = ("n1",)

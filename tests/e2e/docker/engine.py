@@ -59,24 +59,19 @@ def missing() -> str:
     return f"`docker info` reaches no engine; to start one: apt-get install {' '.join(absent)}" if absent else ""
 
 
-def cgroup_of(pid: int) -> str:
-    """The name of the control group below which the engine of a process keeps its containers."""
-    return f"e2e-docker-{pid}"
-
-
 @contextmanager
 def engine(folder: Path) -> Iterator[dict[str, str]]:
     """Start an engine; the environment in which `docker` reaches it.  `folder` holds its files and is gone afterwards.
 
     Raises RuntimeError with what it said if it does not start.
     """
-    cgroup = cgroup_of(os.getpid())
+    cgroup = f"e2e-docker-{os.getpid()}"
     folder.mkdir(parents=True)
     try:
         with _process(folder, cgroup):
             yield {**os.environ, "DOCKER_HOST": f"unix://{folder}/docker.sock"}
     finally:
-        remove_cgroups(cgroup)
+        _remove_cgroups(cgroup)
         shutil.rmtree(folder)
 
 
@@ -162,13 +157,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def cgroups(name: str) -> list[Path]:
-    """Where the engine's containers have their control groups: one folder, or one for each controller."""
-    return [path for path in [_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")] if path.exists()]
-
-
-def remove_cgroups(name: str) -> None:
-    """The groups of killed containers outlive them, and only folders can be removed there."""
-    for group in cgroups(name):
+def _remove_cgroups(name: str) -> None:
+    """The groups of killed containers, one or one for each controller, outlive them; only folders can be removed."""
+    for group in [_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")]:
         for folder, _, _ in os.walk(group, topdown=False):
             Path(folder).rmdir()

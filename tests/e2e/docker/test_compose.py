@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -22,7 +21,6 @@ from tests.e2e.docker.project import Project, run_on_two_machines
 
 EXAMPLES = sorted((ROOT / "docker").glob("*.compose.yaml"))
 SPECS = [*sorted((ROOT / "jobs").glob("*.yaml")), ROOT / "tests" / "specs" / "ok" / "every-key.yaml"]
-FROM_OURS = "e2e-docker-from-ours"
 GPU_EXAMPLES = {"fashion-mnist.compose.yaml"}
 # So small that it is over in seconds, and so long that there is a middle.
 STEPS = 200
@@ -314,20 +312,6 @@ def test_every_node_has_the_gpus_that_the_spec_names_for_it(project: Project) ->
             "3",
             "1",
         ]
-
-
-def test_image_from_ours_with_the_lines_of_the_docs_runs_a_script_of_its_own(project: Project, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "image.md").read_text()
-    (lines,) = re.findall(r"```dockerfile\nFROM registry.example/.*?\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "Dockerfile").write_text(f"FROM {project.image}\n{lines}")
-    (tmp_path / "mine.py").write_text("import einops, os\nprint(f'einops for user {os.getuid()}')\n")
-    project.docker("build", "--tag", FROM_OURS, str(tmp_path))
-    try:
-        project.write(image=FROM_OURS, command=["mine.py"])
-        with project.compose() as compose:
-            assert compose.up().count("einops for user 1000") == 4
-    finally:
-        project.docker("rmi", "--force", FROM_OURS)
 
 
 @pytest.mark.slow

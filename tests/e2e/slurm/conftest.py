@@ -73,14 +73,3 @@ def start(nodes: Cluster, tmp_path: Path) -> Start:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The last record of the long job without a fault, and without Slurm."""
     return run_on_ranks(2, long_job.TRAIN, tmp_path_factory.mktemp("undisturbed"))
-
-
-@pytest.fixture(scope="session")
-def dataset(request: pytest.FixtureRequest) -> str:
-    """Keys of `train:` that choose FashionMNIST, or synthetic images where its files are not there."""
-    try:
-        root: Path = request.getfixturevalue("data_root")
-    except pytest.skip.Exception as absent:
-        print(f"synthetic images in place of FashionMNIST: {absent}")
-        return "dataset: synthetic"
-    return f"dataset: fashion_mnist, data_root: {root}"

@@ -1,13 +1,10 @@
 """Job specs of the tests, and the same training without Slurm to compare with."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from jobspec.artifact import render
-from tests.cli import ROOT, environment, free_port, records
+from tests.cli import records
 from tests.e2e.slurm.cluster import Cluster
 from tests.ranks import train_on_ranks
 from train.config import to_argv
@@ -29,26 +26,6 @@ def end_record(run_dir: Path) -> dict[str, Any]:
 def losses(run_dir: Path) -> list[float]:
     """Of each step, and of the last evaluation."""
     return [*(step["loss"] for step in records(run_dir, "step")), records(run_dir, "epoch")[-1]["val_loss"]]
-
-
-def run_with_torchrun(spec: Path, nodes: int, run_dir: Path) -> None:
-    """Run the same spec with the script for torchrun, once for each node, all on this machine."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    artifact = render("torchrun", str(spec), [f"train.run_dir={run_dir}", f"rendezvous.port={free_port()}"])
-    started = [
-        subprocess.Popen(
-            ["bash", "-c", artifact],
-            cwd=ROOT,
-            env=environment(NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", PATH=path),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for node in range(nodes)
-    ]
-    for process in started:
-        said, _ = process.communicate()
-        assert process.returncode == 0, said
 
 
 def run_on_ranks(world_size: int, train: dict[str, Any], run_dir: Path) -> dict[str, Any]:

@@ -110,13 +110,3 @@ def test_without_preemption_a_process_that_is_killed_ends_the_job(start: Start, 
     assert nodes.wait_for_end(number).state == "FAILED"
     last = log(nodes, number).splitlines()[-1]
     assert last.startswith("first failure: rank 1 on n10 ended with -9 (SIGKILL): ")
-
-
-def test_a_node_that_finds_itself_under_the_name_of_the_first_one_says_so(cluster: Cluster, tmp_path: Path) -> None:
-    text = long_job.rendered(cluster, tmp_path, "")
-    first_node = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
-    assert first_node in text
-    number = cluster.submit(text.replace(first_node, "localhost"))
-    assert cluster.wait_for_end(number).state == "FAILED"
-    assert "n10: localhost, the first node, is a loopback address here" in log(cluster, number)
-    assert "n2: localhost" not in log(cluster, number)

@@ -89,12 +89,6 @@ def _compare(process: dict[str, Any], env: dict[str, Any], job_id: str) -> None:
     assert {name for name in env if name.startswith(plumbing)} <= set(told), "a variable that explain does not tell of"
 
 
-def test_a_node_keeps_its_accounts_when_a_package_replaces_those_of_the_machine(cluster: Cluster) -> None:
-    """A mount on one file ends when the file is replaced, as dpkg does."""
-    for machine in cluster.machines.values():
-        assert machine.run("stat", "--format=%m", "/etc/passwd", "/etc/hosts").split() == ["/etc", "/etc"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["gpu-bind=single:1", "gpus-per-task=1", "gpus-per-node=1", "gpus=2"])
 def test_an_option_of_srun_that_the_spec_refuses_hides_gpus_from_ranks(

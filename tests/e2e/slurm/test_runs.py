@@ -5,21 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, records
+from tests.cli import ROOT
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.specs import losses, run_with_torchrun, script
+from tests.e2e.slurm.specs import script
 
 pytestmark = pytest.mark.timeout(2400)
 
-_FASHION = """
-name: fashion
-nodes: 2
-procs_per_node: 2
-device: cpu
-train: {{model: mlp, {dataset}, max_steps: 40, lr: 0.1, run_dir: {run_dir}}}
-resources: {{cpus: 2, memory: 2GiB}}
-time_limit: 20m
-"""
 _OWN = """
 name: own
 nodes: 2
@@ -40,30 +31,6 @@ if distributed.get_rank() == 0:
     subprocess.run(["sbatch", "--parsable", f"chain{sys.argv[2]}.sh"], check=True)
 distributed.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="module")
-def local_losses(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Of the same spec, run by torchrun without Slurm."""
-    folder = tmp_path_factory.mktemp("local")
-    (folder / "job.yaml").write_text(_FASHION.format(dataset=dataset, run_dir="by --set"))
-    run_with_torchrun(folder / "job.yaml", 2, folder / "run")
-    return losses(folder / "run")
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.slow)])
-def test_two_nodes_of_two_processes_end_with_the_losses_of_a_run_without_slurm(
-    launcher: str, cluster: Cluster, dataset: str, local_losses: list[float], tmp_path: Path
-) -> None:
-    spec = _FASHION.format(dataset=dataset, run_dir=tmp_path)
-    job = cluster.wait_for_end(cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}")))
-    log = (cluster.folder / f"fashion-{job.number}.log").read_text()
-    assert job.state == "COMPLETED", cluster.logs()
-    assert "rank 2: node 1 (n10), local rank 0" in log
-    (start,) = records(tmp_path, "start")
-    assert start["world"]["world_size"] == 4
-    # Not the same bits: processes of one host add up in another order than those of two.
-    assert losses(tmp_path) == pytest.approx(local_losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "srun"])

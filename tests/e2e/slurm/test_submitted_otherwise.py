@@ -12,19 +12,11 @@ from tests.e2e.slurm.specs import script
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_more_nodes_on_the_command_line_are_more_nodes_in_the_job(cluster: Cluster, tmp_path: Path) -> None:
-    number = cluster.submit(observer.rendered(cluster, tmp_path), "--nodes=3")
-    assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
-    ranks = observer.seen(tmp_path, number)
-    assert [(rank, ranks[rank]["host"], ranks[rank]["WORLD_SIZE"]) for rank in sorted(ranks)] == [
-        (rank, node, "6") for rank, node in enumerate(["n2", "n2", "n10", "n10", "n11", "n11"])
-    ]
-
-
-@pytest.mark.slow
-def test_more_nodes_on_the_command_line_are_more_nodes_for_torchrun(cluster: Cluster, tmp_path: Path) -> None:
-    text = observer.rendered(cluster, tmp_path, "slurm.launcher=torchrun")
-    number = cluster.submit(text, "--nodes=3")
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_more_nodes_on_the_command_line_are_more_nodes_in_the_job(
+    launcher: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    number = cluster.submit(observer.rendered(cluster, tmp_path, f"slurm.launcher={launcher}"), "--nodes=3")
     assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
     ranks = observer.seen(tmp_path, number)
     assert {rank: (process["host"], process["WORLD_SIZE"]) for rank, process in ranks.items()} == {

@@ -25,25 +25,11 @@ def test_order_is_decided_by_seed_and_epoch_together(seed: int, other: int, epoc
     assert same == ((seed, epoch) == (other, later))
 
 
-def test_two_seeds_share_their_first_order() -> None:
-    first, second = (epoch_order(64, seed, epoch) for seed, epoch in SAME_ORDER)
-    assert first == second
-
-
 def test_order_never_changes_with_our_code_or_with_python() -> None:
     # Written down once: a checkpoint of today has to be continued by the code of tomorrow.
     assert epoch_order(10, seed=0, epoch=1) == [8, 0, 3, 4, 5, 2, 9, 6, 7, 1]
     assert epoch_order(10, seed=1, epoch=1) == [5, 3, 8, 7, 9, 0, 4, 2, 6, 1]
     assert epoch_order(10, seed=0, epoch=2) == [4, 1, 6, 2, 3, 5, 7, 0, 8, 9]
-
-
-def test_every_sample_comes_at_every_place_equally_often() -> None:
-    draws, size = 4000, 10
-    orders = [epoch_order(size, seed=0, epoch=epoch) for epoch in range(1, draws + 1)]
-    for position in (0, 4, 9):
-        seen = [order[position] for order in orders]
-        chi_squared = sum((seen.count(sample) - draws / size) ** 2 / (draws / size) for sample in range(size))
-        assert chi_squared < 27.9  # 9 degrees of freedom: exceeded once in 1000 fair shuffles, and ours never changes
 
 
 @given(start=st.integers(0, 1000), length=st.integers(0, 300), world_size=world_sizes)

@@ -71,11 +71,11 @@ def test_workers_end_after_a_rank_that_was_killed(tmp_path: Path) -> None:
         select.select([end], [], [])
 
 
-# As docs/own-loop.md writes a program: no `__main__` guard; nothing that it reads could be pickled.
+# As docs/own-loop.md writes a program that is called train.py: no `__main__` guard; nothing could be pickled.
 _PROGRAM = """
 import threading
 import torch
-from train import Run
+from jobspec.train import Run
 
 run = Run(seed=1)
 model = run.wrap(torch.nn.Linear(1, 1))
@@ -142,9 +142,9 @@ def test_a_hundred_forks_beside_the_threads_of_a_run_end(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_workers_need_no_guard_and_nothing_that_pickles(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    ranks = start_ranks(2, program=(str(tmp_path / "program.py"),), OMP_NUM_THREADS="2")
+def test_a_program_called_train_py_needs_no_guard_for_its_workers_and_nothing_that_pickles(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_PROGRAM)
+    ranks = start_ranks(2, program=(str(tmp_path / "train.py"),), OMP_NUM_THREADS="2")
     said = [rank.communicate() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert [out.splitlines()[-1] for out, _ in said] == ["{'mean': 0.4375} 8"] * 2

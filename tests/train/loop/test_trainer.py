@@ -78,14 +78,6 @@ def test_batchnorm_with_a_last_batch_of_one_sample_is_refused_at_the_start(tmp_p
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.slow
-def test_more_micro_batches_than_samples_leave_batchnorm_its_statistics(tmp_path: Path) -> None:
-    flags = ["--model=mnist_bn", "--dataset=synthetic", "--batch-size=8", "--accumulate=8", "--max-steps=3"]
-    train_on_ranks(2, *flags, f"--run-dir={tmp_path}")
-    [epoch] = records(tmp_path, "epoch")
-    assert epoch["val_loss"] < 10
-
-
 @pytest.mark.parametrize(
     ("world_size", "strategy"),
     [

@@ -1,7 +1,6 @@
-"""pipeline trains as one process does, cuts models evenly, and says what it cannot cut."""
+"""pipeline cuts models evenly, and says what it cannot cut; test_oracle.py and test_sharded.py compare its losses."""
 
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.torch_version import TorchVersion
 
-from tests.cli import records
-from tests.ranks import run_ranks, train_on_ranks
+from tests.ranks import run_ranks
 from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
 from train.config import TrainConfig
@@ -21,30 +19,6 @@ from train.errors import SharedError
 from train.strategies.pipeline import even_stretches, refuse_what_cannot_be_cut, schedule
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_loss_of_each_step_equals_one_process(gpt_losses: Any, world_size: int) -> None:
-    expected = gpt_losses(1, "--strategy=single")
-    assert min(expected) < 0.7 * expected[0], "nothing was learned, so equal losses would mean little"
-    assert gpt_losses(world_size, "--strategy=pipeline", f"--accumulate={world_size}") == pytest.approx(
-        expected, rel=1e-4
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-4), ("bf16", 0.03)])
-def test_short_batches_and_evaluations_equal_one_process(tmp_path: Path, precision: str, rel: float) -> None:
-    # 10,000 samples in batches of 999: the last has 10, which do not fill the 4 micro-batches of 250.
-    flags = ["--model=mlp", "--batch-size=999", "--epochs=2", "--max-steps=13", "--lr=0.1", f"--precision={precision}"]
-    train_on_ranks(1, *flags, f"--run-dir={tmp_path / 'one'}")
-    train_on_ranks(2, *flags, "--strategy=pipeline", "--accumulate=4", f"--run-dir={tmp_path / 'two'}")
-    for event, figures in {"step": ("loss", "samples"), "epoch": ("train_loss", "val_loss", "samples")}.items():
-        one, two = ([[r[f] for f in figures] for r in records(tmp_path / run, event)] for run in ("one", "two"))
-        assert [pytest.approx(row, rel=rel) for row in one] == two
-    [start] = records(tmp_path / "two", "start")
-    assert (start["arithmetic"]["readers"], start["arithmetic"]["largest_share"]) == (1, 999)
 
 
 @pytest.mark.slow

@@ -137,17 +137,6 @@ def test_data_parallel_computes_in_the_type_of_the_run_on_each_gpu(
         assert torch.equal(wrapped.call(_micro_batch(0, 0)), _model()(_micro_batch(0, 0)).float())
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_data_parallel_computes_in_bf16_on_two_gpus() -> None:
-    device = torch.device("cuda")
-    context = strategies.Context(TrainConfig(precision="bf16"), device, None, 1)
-    wrapped = strategies.wrap("data_parallel", _model().to(device), context)
-    with strategies.autocast("bf16", device):
-        expected = _model().to(device)(_micro_batch(0, 0).to(device)).float()
-        assert torch.equal(wrapped.call(_micro_batch(0, 0).to(device)), expected)
-
-
 def _seeds_of_gpus(world: World) -> list[int]:
     """What the generators of three GPUs are seeded with; stand-ins, as torch makes them where it sees GPUs."""
     trainer = make_trainer(world, "--model=mlp")
