@@ -61,7 +61,7 @@ e2e-train: $(READY) ## tests that train for minutes: half an hour
 
 bench: $(READY) ## compare with peers: an hour on two cores; DATA_ROOT=FOLDER has MNIST/raw and FashionMNIST/raw
 	test -n "$(DATA_ROOT)" || { echo "make bench needs DATA_ROOT=folder with MNIST/raw and FashionMNIST/raw" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --editable '.[train,bench]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,report]'
 	$(BIN)/python -m benchmarks.input --data-root "$(DATA_ROOT)"
 	$(BIN)/python -m benchmarks.render
 	$(BIN)/python -m benchmarks.epoch --data-root "$(DATA_ROOT)"

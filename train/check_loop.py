@@ -52,7 +52,7 @@ def check(loop: Callable[[], object], procs: int = 2) -> None:
         for step in steps:
             # The ranks of one run first: those that do not average differ there already.
             for one, other in pairwise([*(f"{rank} of {procs}" for rank in reversed(range(procs))), "0 of 1"]):
-                if said := _difference(Path(folder, one, step), Path(folder, other, step)):
+                if said := _difference(Path(folder, other, step), Path(folder, one, step)):
                     sys.exit(f"rank {other} and rank {one} first differ in step {step}: {said}")
     if not steps:
         sys.exit("check(): the loop made no step of an optimizer of torch.optim")
@@ -118,7 +118,7 @@ def _refuse_one_order() -> None:
 def _difference(one: Path, other: Path) -> str | None:
     if not (one.exists() and other.exists()):
         return "only one has made it"
-    seen, others = torch.load(other), torch.load(one)
+    seen, others = torch.load(one), torch.load(other)
     floor = _ROUNDING * sum(float(it.square().sum()) for name, it in seen if name.startswith("gradient")) ** 0.5
     for (name, a), (_, b) in zip(seen, others, strict=False):  # a wrapper may give them other names
         a, b = torch.broadcast_tensors(a, b)  # one may be absent

@@ -154,10 +154,8 @@ class Heartbeat(ABC):
             advice = "its process is stopped, swapped out or gone, or its node is"
         else:
             all_wait = all(sign["waits"] for sign in now) and len(busy) != 1
-            blamed = sorted(
-                now if all_wait else busy, key=lambda sign: places.count(sign["place"])
-            )  # the odd one first
-            found = [f"{sign['who']} {sign['does']}{sign['place']}" for sign in blamed]
+            odd_ones_first = sorted(now if all_wait else busy, key=lambda sign: places.count(sign["place"]))
+            found = [f"{sign['who']} {sign['does']}{sign['place']}" for sign in odd_ones_first]
             advice = "py-spy dump --pid PID shows more"
             if len(busy) == 1:
                 calls = [sign.get("call", "") for sign in now if sign["waits"]]

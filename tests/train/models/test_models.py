@@ -68,6 +68,17 @@ def test_dropout_rate_reaches_every_dropout_or_is_refused(name: str, shape: tupl
         assert torch.equal(without(batch), without(batch))
 
 
+@pytest.mark.parametrize(("name", "shape"), ONE_SHAPE)
+def test_the_seed_decides_the_weights(name: str, shape: tuple[int, ...]) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        model = models.build(name, shape, 10, None)
+        return torch.cat([param.detach().flatten() for param in model.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_refuses_tokens_or_images_and_says_so(name: str) -> None:
     shape, says = ((1, 28, 28), "images") if name == "gpt" else ((24,), "rows of tokens")
