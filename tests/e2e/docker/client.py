@@ -48,7 +48,7 @@ class Docker:
         self, tag: str, base: str, context: Path = ROOT, file: str = "docker/Dockerfile", **arguments: str
     ) -> None:
         """Build a Dockerfile of a folder as it stands in the documentation."""
-        given = [word for name, value in {"BASE_IMAGE": base, **arguments}.items() for word in _argument(name, value)]
+        given = [f"--build-arg={name}={value}" for name, value in {"BASE_IMAGE": base, **arguments}.items()]
         command = ["build", "--file", str(context / file), "--tag", tag, *given, str(context)]
         environ = {**self.environ, "DOCKER_BUILDKIT": "1"}
         program = self.buildkit_client()
@@ -77,10 +77,6 @@ class Docker:
         pid = self.inspect(container)["State"]["Pid"]
         code = f"import os; os.kill({pid}, 9)"
         self("run", "--rm", "--pid=host", "--user=0", "--entrypoint=python3", image, "-c", code)
-
-
-def _argument(name: str, value: str) -> Sequence[str]:
-    return ("--build-arg", f"{name}={value}")
 
 
 @dataclass(frozen=True)

@@ -59,19 +59,24 @@ def missing() -> str:
     return f"`docker info` reaches no engine; to start one: apt-get install {' '.join(absent)}" if absent else ""
 
 
+def cgroup_of(pid: int) -> str:
+    """The name of the control group below which the engine of a process keeps its containers."""
+    return f"e2e-docker-{pid}"
+
+
 @contextmanager
 def engine(folder: Path) -> Iterator[dict[str, str]]:
     """Start an engine; the environment in which `docker` reaches it.  `folder` holds its files and is gone afterwards.
 
     Raises RuntimeError with what it said if it does not start.
     """
-    cgroup = f"e2e-docker-{os.getpid()}"
+    cgroup = cgroup_of(os.getpid())
     folder.mkdir(parents=True)
     try:
         with _process(folder, cgroup):
             yield {**os.environ, "DOCKER_HOST": f"unix://{folder}/docker.sock"}
     finally:
-        _remove_cgroups(cgroup)
+        remove_cgroups(cgroup)
         shutil.rmtree(folder)
 
 
@@ -157,7 +162,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _remove_cgroups(name: str) -> None:
+def remove_cgroups(name: str) -> None:
     """The groups of killed containers, one or one for each controller, outlive them; only folders can be removed."""
     for group in [_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")]:
         for folder, _, _ in os.walk(group, topdown=False):
