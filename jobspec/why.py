@@ -48,6 +48,7 @@ _OF_OTHERS = {
     "NodeNotReady|TaintManager": "a node is lost: the key preemption lets the job go on once its pods may be replaced",
     "ErrImagePull|ImagePullBackOff|pull access denied": "a node cannot pull the image",
     "Evicted": "the kubelet evicted the pod, and `kubectl describe` says why: see resources, mounts",
+    "clients joined": "torchrun of the others was late: look at their disks and network, or raise rendezvous.timeout",
     "communicator data from": "it does not answer NCCL: it is stopped or dead, or its node is",
 }
 
@@ -64,7 +65,7 @@ def why(text: str) -> str:
         ranks = sorted({rank for *_, rank, _, at, how in ended if (at, how) == (code, error)})
         who = f"rank {first} on {host}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         what = f"{who} ended with {code}"
-    elif process := not rank and (_process(text) or _laggards(text)):
+    elif process := not rank and (_absent(text) or _process(text) or _laggards(text)):
         what = process
     elif (ended or errors) and not error:
         what = "not in these logs: their ranks ended because another process or its node had"
@@ -89,6 +90,16 @@ def _ended(text: str, errors: Mapping[str, str]) -> Iterator[tuple[bool, str, bo
             code = " ".join([number, *re.findall(r"\(SIG\w+\)", value)])
             follows = "SIGTERM" in code or bool(_FOLLOWS.search(error))
             yield follows, table["time"], not error and int(number) > 0, int(rank), table["host"], code, error
+
+
+def _absent(text: str) -> str:
+    """Return which nodes did not come to torchrun's store; they are known if all others have printed what they miss."""
+    if not (found := re.search(r"(\d+)/(\d+) clients joined", text)):
+        return ""
+    came, nodes = map(int, found.groups())
+    absent = {*range(1, nodes)}.difference(map(int, re.findall(r"assigned_ranks/(\d+)", text)))
+    names = [next(iter(re.findall(rf"(\S+): task {node}:", text)), f"node {node}") for node in sorted(absent)]
+    return f"{came} of {nodes} nodes met" + f", all but {', '.join(names)}" * (len(names) == nodes - came)
 
 
 def _process(text: str) -> str:

@@ -13,6 +13,10 @@ _CLOSED = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection c
 _IMPORT = "ModuleNotFoundError: No module named 'mine'"
 _MEMORY = ": its memory limit or its grace period was over: see resources.memory"
 _ENDED_TOO = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 192 got signal: 15\n"
+# What torchrun's agents print when one of them does not come to node 0's store.
+_LATE = "torch.distributed.DistStoreError: wait timeout after 90000ms, keys: /none/torchelastic/assigned_ranks/{}\n"
+_JOINED = "torch.distributed.DistStoreError: Timed out after 91 seconds waiting for clients. 3/4 clients joined.\n"
+_LOOK = ": torchrun of the others was late: look at their disks and network, or raise rendezvous.timeout"
 _INSTALL = ": install it where the job runs (image, setup), or set workdir"
 
 
@@ -46,6 +50,12 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
             f"[rank2]: {_IMPORT}\n" + _PEERS + _table("n1", {2: 1}),
             f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
         ),
+        (
+            f"{_LATE.format(1)}{_LATE.format(3)}{_JOINED}srun: error: n3: task 2: Terminated\n",
+            f"3 of 4 nodes met, all but n3{_LOOK}",
+        ),
+        # srun had ended node 3 before it could say what it waits for.
+        (f"{_LATE.format(1)}{_JOINED}", f"3 of 4 nodes met{_LOOK}"),
         (
             f"{_IMPORT}\n{_ENDED_TOO}{_PEERS}" + _table("n1", {2: 1}),
             f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
@@ -110,6 +120,8 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         "SIGSEGV",
         "exception",
         "import on one",
+        "a node did not come",
+        "it is not known which",
         "import before the ranks meet",
         "import on all",
         "wrong path",
