@@ -70,7 +70,7 @@ def why(text: str) -> str:
     elif (ended or errors) and not error:
         what = "not in these logs: their ranks ended because another process or its node had"
     if memory := _MEMORY.search(text):
-        what += f", {int(memory[1]) / 2**30:.1f} of {int(memory[2]) / 2**30:.1f} GiB"
+        what += f"{', ' * bool(what)}{int(memory[1]) / 2**30:.1f} of {int(memory[2]) / 2**30:.1f} GiB"
     places = [(error, _OF_ERRORS)] if error else [(text, _OF_OTHERS), (what, _OF_ERRORS)]
     found = (remedy for place, remedies in places for words, remedy in remedies.items() if re.search(words, place))
     known = [part for part in (what, error, next(found, "")) if part]

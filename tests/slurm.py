@@ -199,13 +199,9 @@ class Cluster:
     def __post_init__(self) -> None:
         (self.folder / "bin").mkdir(exist_ok=True)
         (self.folder / "disk").mkdir(exist_ok=True)
-        self.install("srun", _SRUN)
-        self.install("scontrol", _SCONTROL)
-        self.install("scancel", _SCANCEL)
-        self.install("squeue", _SQUEUE)
-        self.install("docker", _CONTAINER)
-        self.install("podman", _CONTAINER)
-        self.install("apptainer", _APPTAINER)
+        slurm = {"srun": _SRUN, "scontrol": _SCONTROL, "scancel": _SCANCEL, "squeue": _SQUEUE}
+        for name, code in {**slurm, "docker": _CONTAINER, "podman": _CONTAINER, "apptainer": _APPTAINER}.items():
+            self.install(name, code)
         # Names of nodes resolve, to an address that other machines could reach.
         self.install("getent", "#!/bin/sh\necho 192.0.2.1 STREAM")
         (self.folder / "RestartCnt").write_text("0\n")

@@ -113,6 +113,10 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
             "srun: error: n1: task 2: Killed\n",
             "n1: task 2: Killed, 12.1 of 12.0 GiB: out of memory: more resources.memory, or a smaller batch",
         ),
+        (
+            "slurmstepd: error: Job 3 exceeded memory limit (12992276070 > 12884901888), being killed\n",
+            "12.1 of 12.0 GiB: out of memory: more resources.memory, or a smaller batch",
+        ),
     ],
     ids=[
         "SIGKILL",
@@ -139,6 +143,7 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         "compose",
         "time",
         "memory in bytes",
+        "memory, and no process",
     ],
 )
 def test_the_first_failure_is_named_and_not_what_follows_from_it(text: str, sentence: str) -> None:

@@ -308,10 +308,8 @@ def test_every_node_has_the_gpus_that_the_spec_names_for_it(project: Project) ->
     project.write(command=command, no_python=True, mounts=[RUNS], **gpus)
     with project.compose() as compose:
         compose.up()
-        assert [project.docker.read(compose.volume("runs"), project.image, f"job-{node}") for node in (0, 1)] == [
-            "3",
-            "1",
-        ]
+        told = [project.docker.read(compose.volume("runs"), project.image, f"job-{node}") for node in (0, 1)]
+    assert told == ["3", "1"]
 
 
 @pytest.mark.slow
