@@ -9,7 +9,8 @@ from tests.slurm import TWO_NODES, Cluster, directives, rendered
 
 _SPEC = TWO_NODES.replace("nodes: 2", "nodes: 3\nspares: 2")
 _NODES = ("n1", "n2", "n3", "n4", "n5")
-_SAYS = "{} product 100.5 GFLOP/s copy 9.75 GB/s link 900 MB/s\n"
+_SAYS = "{} product 100.5 GFLOP/s copy 9.75 GB/s link 900 MB/s allowed 8 CPUs\n"
+_SLOW = ": most nodes have twice as much;"
 _AGAIN = "to have other nodes next time: sbatch --exclude="
 _NOT_STARTED = "not started: {} good nodes, not 3"
 CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
@@ -23,7 +24,7 @@ CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
         {"n2": _SAYS.replace("100.5", "33"), "n4": ""},
         ["n1", "n3", "n5"],
         [
-            "n2 is left out: product 33 GFLOP/s: most nodes have three times as much;",
+            f"n2 is left out: product 33 GFLOP/s{_SLOW}",
             "n4 is left out: no answer",
             f"{_AGAIN}n2,n4",
         ],
@@ -39,11 +40,15 @@ CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
         ],
     ),
     "too few are good": (
-        {"n1": "", "n3": _SAYS.replace("900", "9"), "n5": "n5 FAILED RuntimeError 1 of 2 GPUs\n"},
+        {
+            "n1": "",
+            "n3": _SAYS.replace("900", "9").replace("allowed 8", "allowed 0.25"),
+            "n5": "n5 FAILED RuntimeError 1 of 2 GPUs\n",
+        },
         [],
         [
             "n1 is left out: no answer",
-            "n3 is left out: link 9 MB/s: most nodes have three times as much;",
+            f"n3 is left out: link 9 MB/s{_SLOW} allowed 0.25 CPUs{_SLOW}",
             "n5 is left out: RuntimeError 1 of 2 GPUs",
             f"{_AGAIN}n1,n3,n5",
             _NOT_STARTED.format(2),
