@@ -28,6 +28,7 @@ _OF_SPARES = {
     "measured",
     "program",
     "reached",
+    "resized",
     "wanted",
 }
 VARIABLES_OF_SCRIPT = {"code", "ended", "gpus", "job", "name", "scratch", "step", *_OF_SPARES}
