@@ -24,7 +24,7 @@ from tests.cli import HANG_S, ROOT
 from tests.e2e.slurm import user
 from tests.e2e.slurm.machine import HERE, Machine, connect
 
-_NETWORK = "10.231.7"
+NETWORK = "10.231.7"
 _BRIDGE = "switch"
 _ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 _NOT_THE_USERS = ("SLURM", "SBATCH", "SRUN", "PET_", "XDG_", "SUDO_", "MAIL", "TMPDIR")
@@ -134,7 +134,7 @@ class Cluster:
             self._write_files()
             self.control = ends.enter_context(self._machine("control"))
             self.control.run("ip", "link", "add", _BRIDGE, "type", "bridge")
-            self.control.run("ip", "address", "add", f"{_NETWORK}.1/24", "dev", _BRIDGE)
+            self.control.run("ip", "address", "add", f"{NETWORK}.1/24", "dev", _BRIDGE)
             self.control.run("ip", "link", "set", _BRIDGE, "up")
             self.control.run("mungekey", "--create", f"--keyfile={self.system}/munge.key")
             self._daemon(self.control, "munged", *self._munged_flags())
@@ -274,17 +274,17 @@ class Cluster:
         return self.system / "slurm.conf"
 
     def _address(self, name: str) -> str:
-        return f"{_NETWORK}.{10 + self.names.index(name)}"
+        return f"{NETWORK}.{10 + self.names.index(name)}"
 
     def _write_files(self) -> None:
         (self.system / "state").mkdir(parents=True)
         (self.folder / "bin").mkdir()
-        hosts = {"localhost": "127.0.0.1", "control": f"{_NETWORK}.1"}
+        hosts = {"localhost": "127.0.0.1", "control": f"{NETWORK}.1"}
         hosts |= {name: self._address(name) for name in self.names}
         (self.system / "hosts").write_text("".join(f"{address} {name} {name}-ib\n" for name, address in hosts.items()))
         self._accounts = user.account_files(self.system, self.folder)
         nodes = "".join(_NODE.format(name=name, address=self._address(name)) for name in self.names)
-        values = {"address": f"{_NETWORK}.1", "folder": self.system, "nodes": nodes, "silent_s": self.silent_s}
+        values = {"address": f"{NETWORK}.1", "folder": self.system, "nodes": nodes, "silent_s": self.silent_s}
         self._conf.write_text(_SLURM_CONF.format(**values) + _TOPOLOGY * bool(self.blocks))
         blocks = "".join(f"BlockName=b{number} Nodes={nodes}\n" for number, nodes in enumerate(self.blocks))
         size = len(self.names) // max(1, len(self.blocks))
