@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 # One of torchrun's fields, after what kubectl, compose, srun or `render-job ssh` put before each line.
 # Source: torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError.
 _FIELD = re.compile(r"^(.*?)  (time|host|rank|exitcode|traceback) *: (.*)$", re.MULTILINE)
-_NAME = r"(?!torch\.distributed\.elastic)[A-Z_a-z][\w.]*(?:Error|Exception|Interrupt)(?:: .+)?"
+_NAME = r"(?!torch\.distributed\.elastic)[A-Z_a-z][\w.]*(?:Error|Exception|Interrupt|Iteration|Expired)(?:: .+)?"
 _OTHER = r"\S+\.py: error: .+|\S+: can't open .+|Cuda failure .+|Error response from daemon: .+"
 _ERROR = re.compile(rf"^((?:\[[^]\n]*\]:? ?|\S+ *[:|] ){{0,4}}?) *({_NAME}|{_OTHER})$", re.MULTILINE)
 # How a rank ends because another one has ended.

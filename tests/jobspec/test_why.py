@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from jobspec.why import why
@@ -18,6 +19,9 @@ _LATE = "torch.distributed.DistStoreError: wait timeout after 90000ms, keys: /no
 _JOINED = "torch.distributed.DistStoreError: Timed out after 91 seconds waiting for clients. 3/4 clients joined.\n"
 _LOOK = ": torchrun of the others was late: look at their disks and network, or raise rendezvous.timeout"
 _INSTALL = ": install it where the job runs (image, setup), or set workdir"
+
+
+_CASES = yaml.safe_load(Path(__file__).with_name("why.yaml").read_text())
 
 
 def _table(host: str, codes: dict[int, int], message: str = r"\g<0>") -> str:
@@ -86,37 +90,9 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
             "not in these logs: their ranks ended because another process or its node had: "
             "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
         ),
-        ("  Reason:       ImagePullBackOff\n", "a node cannot pull the image"),
         ("[rank2]: ValueError: nan\n" + _PEERS, "rank 2: ValueError: nan"),
         (_table("n1", {2: -9}) + f"requeueing the job\n{_IMPORT}\n", f"{_IMPORT}{_INSTALL}"),
-        ("usage: mine.py [-h]\nmine.py: error: no such flag: --lrr\n", "mine.py: error: no such flag: --lrr"),
-        (
-            _CLOSED.format(0)
-            + "srun: error: n1: task 2: Killed\nsrun: error: n0: tasks 0-1: Exited with exit code 1\n",
-            f"n1: task 2: Killed{_MEMORY}",
-        ),
-        (
-            "job-1-1  | [FATAL tini (7)] exec torchrun failed: No such file\njob-1-1 exited with code 127\n",
-            "job-1-1 exited with code 127: torchrun is not there: see image, setup",
-        ),
-        ("Error response from daemon: manifest unknown\n", "Error response from daemon: manifest unknown"),
-        (
-            _CLOSED.format(0) + "job-0 exited with code 1\n\x1b[Kjob-1 exited with code 137\n",
-            f"job-1 exited with code 137{_MEMORY}",
-        ),
-        (
-            "slurmstepd: error: *** JOB 3 ON n0 CANCELLED AT 12:00 DUE TO TIME LIMIT ***\n",
-            "it ran out of time: see time_limit",
-        ),
-        (
-            "slurmstepd: error: StepId=3.0 exceeded memory limit (12992276070 > 12884901888), being killed\n"
-            "srun: error: n1: task 2: Killed\n",
-            "n1: task 2: Killed, 12.1 of 12.0 GiB: out of memory: more resources.memory, or a smaller batch",
-        ),
-        (
-            "slurmstepd: error: Job 3 exceeded memory limit (12992276070 > 12884901888), being killed\n",
-            "12.1 of 12.0 GiB: out of memory: more resources.memory, or a smaller batch",
-        ),
+        *_CASES.values(),
     ],
     ids=[
         "SIGKILL",
@@ -133,93 +109,15 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         "traceback of an error file",
         "error file",
         "lost node",
-        "image",
         "a node without a table",
         "a later start",
-        "a wrong flag",
-        "launcher srun",
-        "no torchrun in the image",
-        "no image",
-        "compose",
-        "time",
-        "memory in bytes",
-        "memory, and no process",
+        *_CASES,
     ],
 )
 def test_the_first_failure_is_named_and_not_what_follows_from_it(text: str, sentence: str) -> None:
-    for prefix in ("", "[pod/job-0/node] ", "job-0  | ", "0: "):
+    # kubectl describe has no prefixes.
+    for prefix in ("", "[pod/job-0/node] ", "job-0  | ", "0: ")[: 1 if "Namespace:" in text else None]:
         assert why("".join(f"{prefix}{line}\n" for line in text.splitlines())) == f"first failure: {sentence}"
-
-
-def _pod(name: str, state: str) -> str:
-    """What `kubectl describe pods` prints about a pod."""
-    return f"Name:             {name}\nNamespace:        default\nNode:             on-{name}/10.0.0.1\n{state}\n"
-
-
-def _state(reason: str, code: int, minute: int, message: str = "") -> str:
-    return (
-        f"    State:          Terminated\n      Reason:       {reason}\n{message}      Exit Code:    {code}\n"
-        f"      Started:      …\n      Finished:     Sat, 28 Nov 2026 09:{minute:02}:00 +0000"
-    )
-
-
-_WAITING = "    State:          Waiting\n      Reason:       "
-_OPERATIONS = "#0-0 (27a0) MISMATCH\n  Communicator ranks have different {}operation counts\n  {}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (
-            _pod("a", _state("Error", 1, 2)) + _pod("b", _state("OOMKilled", 137, 1)),
-            "pod b on on-b exited with code 137 (OOMKilled): out of memory: more resources.memory, or a smaller batch",
-        ),
-        (
-            _PEERS + _pod("a", _state("Error", 137, 9)) + _pod("b", _state("Error", 139, 8)),
-            "pod b on on-b exited with code 139 (Error)",
-        ),
-        (
-            _pod(
-                "a",
-                _state(
-                    "OOMKilled",
-                    1,
-                    1,
-                    f"      Message:      Fail\n  host {_PEERS.partition('  host ')[2]}{_table('n1', {2: -9})}",
-                ),
-            ),
-            "rank 2 on n1 ended with -9 (SIGKILL): out of memory: more resources.memory, or a smaller batch",
-        ),
-        (
-            _pod("a", f"{_WAITING}ContainerCreating") + _pod("b", f"{_WAITING}ErrImagePull"),
-            "pod b on on-b waits: ErrImagePull: a node cannot pull the image",
-        ),
-        (
-            _PEERS + _pod("a", f"{_WAITING}CrashLoopBackOff") + "  Warning  NodeNotReady  9s  node-controller  …\n",
-            "not in these logs: their ranks ended because another process or its node had: a node is lost: "
-            "the key preemption lets the job go on once its pods may be replaced",
-        ),
-        (
-            _OPERATIONS.format(
-                "", "9 ranks have launched up to operation 65\n  2 ranks have launched up to operation 64"
-            )
-            + "  Rank 3 -- GPU 3 managed by process 7 on node n0\n  Rank 9 -- GPU 1 managed by process 8 on node n1\n",
-            "rank 3 on n0, rank 9 on n1 launched 64 operations, others 65: it hangs if that stays so",
-        ),
-        (
-            _OPERATIONS.format("AllReduce ", "7 ranks have launched up to operation 64")
-            + "  Rank 7 has launched up to operation 60 -- GPU 3 managed by process 79 on node n1\n",
-            "rank 7 on n1 launched 60 operations, others 64: it hangs if that stays so",
-        ),
-        (
-            "INCOMPLETE\n  Missing communicator data from 1 job process\n  Process 77 on node n1 managing GPU 5\n",
-            "Process 77 on node n1 managing GPU 5: it does not answer NCCL: it is stopped or dead, or its node is",
-        ),
-    ],
-    ids=["memory", "SIGSEGV", "memory of a rank", "image", "node", "RAS, many", "RAS, one", "RAS, no answer"],
-)
-def test_kubectl_describe_and_the_answer_of_ncclras_are_read(text: str, sentence: str) -> None:
-    assert why(text) == f"first failure: {sentence}"
 
 
 def test_several_logs_are_read_as_one(tmp_path: Path) -> None:
