@@ -48,7 +48,7 @@ _OF_OTHERS = {
     "NodeNotReady|TaintManager": "a node is lost: the key preemption lets the job go on once its pods may be replaced",
     "ErrImagePull|ImagePullBackOff|pull access denied": "a node cannot pull the image",
     "Evicted": "the kubelet evicted the pod, and `kubectl describe` says why: see resources, mounts",
-    "clients joined": "torchrun of the others was late: look at their disks and network, or raise rendezvous.timeout",
+    "clients joined": "the others were late: look at their disks and network, or raise rendezvous.timeout",
     "communicator data from": "it does not answer NCCL: it is stopped or dead, or its node is",
 }
 
@@ -93,13 +93,15 @@ def _ended(text: str, errors: Mapping[str, str]) -> Iterator[tuple[bool, str, bo
 
 
 def _absent(text: str) -> str:
-    """Return which nodes did not come to torchrun's store; they are known if all others have printed what they miss."""
+    """Return how many met on torch's store, and which nodes did not, if torchrun of all others says what it lacks."""
     if not (found := re.search(r"(\d+)/(\d+) clients joined", text)):
         return ""
-    came, nodes = map(int, found.groups())
-    absent = {*range(1, nodes)}.difference(map(int, re.findall(r"assigned_ranks/(\d+)", text)))
-    names = [next(iter(re.findall(rf"(\S+): task {node}:", text)), f"node {node}") for node in sorted(absent)]
-    return f"{came} of {nodes} nodes met" + f", all but {', '.join(names)}" * (len(names) == nodes - came)
+    came, size = map(int, found.groups())
+    waiting = {*map(int, re.findall(r"assigned_ranks/(\d+)", text))}
+    absent = sorted({*range(1, size)} - waiting)
+    names = [next(iter(re.findall(rf"(\S+): task {node}:", text)), f"node {node}") for node in absent]
+    met = f"{came} of {size} {'nodes' if waiting else 'processes'} met"
+    return met + f", all but {', '.join(names)}" * (bool(waiting) and len(names) == size - came)
 
 
 def _process(text: str) -> str:

@@ -17,7 +17,7 @@ _ENDED_TOO = "torch.distributed.elastic.multiprocessing.api.SignalException: Pro
 # What torchrun's agents print when one of them does not come to node 0's store.
 _LATE = "torch.distributed.DistStoreError: wait timeout after 90000ms, keys: /none/torchelastic/assigned_ranks/{}\n"
 _JOINED = "torch.distributed.DistStoreError: Timed out after 91 seconds waiting for clients. 3/4 clients joined.\n"
-_LOOK = ": torchrun of the others was late: look at their disks and network, or raise rendezvous.timeout"
+_LOOK = ": the others were late: look at their disks and network, or raise rendezvous.timeout"
 _INSTALL = ": install it where the job runs (image, setup), or set workdir"
 
 
@@ -60,6 +60,8 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         ),
         # srun had ended node 3 before it could say what it waits for.
         (f"{_LATE.format(1)}{_JOINED}", f"3 of 4 nodes met{_LOOK}"),
+        # A rank of init_process_group waits for ranks, not for nodes.
+        (_JOINED, f"3 of 4 processes met{_LOOK}"),
         (
             f"{_IMPORT}\n{_ENDED_TOO}{_PEERS}" + _table("n1", {2: 1}),
             f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
@@ -102,6 +104,7 @@ _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
         "import on one",
         "a node did not come",
         "it is not known which",
+        "a rank did not come",
         "import before the ranks meet",
         "import on all",
         "wrong path",
