@@ -33,6 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_path(str(ROOT / "setup.py"))
     said: Mapping[str, Any] = setup.call_args.kwargs
     assert {package.partition(".")[0] for package in said["packages"]} == {"jobspec", "train"}
+    assert not re.search(r"\]\((?!https?:)", said["long_description"]), "PyPI shows it without this checkout"
     site = tmp_path_factory.mktemp("site")
     for package in said["packages"]:
         source = ROOT / said["package_dir"].get(package, package.replace(".", "/"))
