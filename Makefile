@@ -33,9 +33,10 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-render: $(READY) ## write the examples in slurm/, k8s/ and docker/ and the reference in docs/ anew
+render: $(READY) ## write the examples in slurm/, k8s/ and docker/, the reference and README's pictures anew
 	$(BIN)/python render.py check --write
 	$(BIN)/python -m docs.make_reference
+	$(BIN)/python -m docs.pictures
 
 # QUICK=1 needs no Slurm of this machine: debootstrap fetches the newest, which takes minutes and 300 MB once.
 e2e-slurm: PARTS := debootstrap $(if $(QUICK),,slurm-wlm munge podman crun catatonit uidmap docker.io)

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: templates/ is installed as a folder of jobspec; the README of a wheel has no links."""
+"""What pyproject.toml cannot say: templates/ is a folder of jobspec, and the README of a wheel has no links."""
 
 import re
 from pathlib import Path

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from docs.overview import draw
+from docs.pictures import pictures
 from jobspec import targets
 from jobspec.spec.schema import json_schema
 from tests.command_line import command_line
@@ -80,15 +80,18 @@ def test_the_lines_shown_of_an_artifact_are_rendered_from_the_spec_shown(tmp_pat
     assert [line for line in shown if line not in remaining] == []
 
 
-def test_picture_is_drawn_by_its_script_and_has_every_target() -> None:
-    picture = (ROOT / "docs" / "overview.svg").read_text()
-    assert picture == draw()
-    assert [name for name in targets.names() if f">{name}<" not in picture or f"`{name}`" not in README] == []
+def test_pictures_are_drawn_by_their_script_and_name_every_target_and_job() -> None:
+    drawn = pictures()
+    assert [name for name, text in drawn.items() if (ROOT / "docs" / name).read_text() != text] == [], "make render"
+    overview, gallery = drawn["overview.svg"], drawn["gallery.svg"]
+    assert [name for name in targets.names() if f">{name}<" not in overview or f"`{name}`" not in README] == []
+    jobs = {file.stem for file in (ROOT / "jobs").glob("*.yaml")} - {"apptainer", "docker", "podman"}  # as pyxis
+    assert [job for job in jobs if f">{job}" not in gallery] == []
 
 
 def test_pictures_have_the_background_that_their_text_needs() -> None:
     pictures = [file.read_text() for file in (ROOT / "docs").glob("*.svg")]
-    assert [len(re.findall(r"svg { background: #", picture)) for picture in pictures] == [2] * 3  # light and dark
+    assert {len(re.findall(r"svg { background: #", picture)) for picture in pictures} == {2}  # light and dark
 
 
 def _anchor(heading: str) -> str:
