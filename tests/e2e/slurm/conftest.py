@@ -1,13 +1,11 @@
 """One cluster for all tests of this folder, and the jobs that they submit."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli import ROOT
 from tests.e2e.go_modules import CannotBuildError
 from tests.e2e.slurm import long_job, releases
 from tests.e2e.slurm.cluster import Cluster
@@ -36,9 +34,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(f"no Slurm of {request.param}: {reason}")
     base = tmp_path_factory.getbasetemp()
     base.chmod(0o711)  # pytest closes it to all but its own user
-    data = [Path(os.environ.get("DATA_ROOT") or ROOT.parent / "shared" / "data")]
-    opened = [base, *filter(Path.is_dir, data)]
-    with Cluster(tmp_path_factory.mktemp("slurm"), NODES, opened=opened, release=release) as running:
+    with Cluster(tmp_path_factory.mktemp("slurm"), NODES, opened=[base], release=release) as running:
         yield running
 
 
