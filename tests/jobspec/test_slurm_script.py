@@ -140,7 +140,7 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
             f"slurm: {{runtime: {runtime}, launcher: {launcher}}}\n"
         )
         # Without the Python and awk of spares.
-        text = re.sub(r"(<<'END'|awk ).*?\n(END|  }'[^\n]*)\n", "<\n", render("slurm", str(job)), flags=re.DOTALL)
+        text = re.sub(r"(<<'END'|awk ).*?\n(END| +}'[^\n]*)\n", "<\n", render("slurm", str(job)), flags=re.DOTALL)
         scripts.append(text)
     code = [line for text in scripts for line in text.splitlines() if not line.startswith("#")]
     set_in_bash = re.compile(r"(?:^|[ ;({])([a-z]\w*)\+?=|\bfor (\w+) in|\bread .* (\w+)(?: <|;)")

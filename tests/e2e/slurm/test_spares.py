@@ -5,9 +5,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.slurm import long_job
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
@@ -156,3 +158,18 @@ def check(cluster: Cluster, spares: int, faults: Mapping[str, Fault]) -> None:
 )
 def test_a_bad_node_is_named_and_gets_no_rank(name: str, fault: Fault | None, cluster: Cluster) -> None:
     check(cluster, 1, {name: fault} if fault else {})
+
+
+@pytest.mark.slow
+def test_a_requeued_job_goes_on_without_the_node_that_died(
+    cluster: Cluster, undisturbed: dict[str, Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, names = tmp_path_factory.mktemp("four"), ["n1", "n2", "n3", "n4"]
+    with Cluster(folder, names, 20, [tmp_path_factory.getbasetemp()], cluster.release) as four:
+        number = four.submit(long_job.rendered(four, tmp_path, f"{long_job.PREEMPTION}spares: 1\n"))
+        four.wait_for("a checkpoint", lambda: any(tmp_path.glob("checkpoints/step-*/manifest.json")))
+        assert four.states()["n3"] == "idle", "a spare that is not used belongs to Slurm again"
+        four.power_off("n2")
+        job = long_job.ended_as(undisturbed, four, number, tmp_path)
+        nodes = four.command("scontrol", "show", "hostnames", job.fields["NodeList"]).split()
+        assert (job.restarts, nodes) == (1, ["n1", "n3"])

@@ -55,6 +55,11 @@ def test_each_segment_of_ranks_is_in_one_block(settings: list[str], nodes: list[
     assert sorted(said.splitlines()) == [f"rank {rank} is on {node}" for rank, node in enumerate(nodes)]
 
 
+def test_slurm_rejects_a_segment_that_blocks_cannot_give(blocks: Cluster) -> None:
+    with pytest.raises(RuntimeError, match="topology configuration is not available"):
+        blocks.submit(script(blocks, _SPEC), "--segment=3")
+
+
 def test_segments_are_refused_where_slurm_has_no_blocks(cluster: Cluster) -> None:
     text = script(cluster, _SPEC, "nodes=2")
     try:
