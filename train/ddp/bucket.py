@@ -38,7 +38,7 @@ class Bucket:
         flat = sync.allocate(self._starts[-1] + len(params), params[0].dtype, params[0].device)
         self._lay_out(flat)
         self._prescale = sync.prescale(flat.dtype, flat.device)
-        self._is_large = [param.nbytes > _MOVED_AT_ONCE_BYTES for param in params]
+        self._is_large = [*map(is_large, params)]
         self._small = [slot for slot, large in enumerate(self._is_large) if not large]
         self.begin()
 
@@ -70,18 +70,20 @@ class Bucket:
         self._absent: list[int] = []
 
     @property
-    def is_full(self) -> bool:
-        return not self._awaited
+    def num_awaited(self) -> int:
+        return len(self._awaited)
 
-    def arrive(self, slot: int) -> bool:
-        """Count the arrival of a gradient, or of a part of it; return True if the bucket is full now.
+    def arrive(self, slot: int) -> None:
+        """Count the arrival of a gradient, or of a part of it.
 
         p.grad may be None: autograd reached the parameter, but an operator had no gradient for it.
         Raises RuntimeError if more parts arrive than in the first backward: the bucket may have been sent already.
         """
+        if not self.params[slot].requires_grad:
+            return
         left = self._times_left[slot] = self._times_left[slot] - 1
         if left > 0:
-            return False
+            return
         if left < 0:
             raise RuntimeError(
                 f"the gradient of {self.names[slot]} was computed in more parts than in the first backward "
@@ -91,9 +93,7 @@ class Bucket:
         if self._is_large[slot]:
             self._absent += self._gather([slot])
         self._awaited.discard(slot)
-        return self.is_full
 
-    @torch.no_grad()
     def start(self) -> None:
         """Begin to average.  A missing gradient counts as the sum that no_sync() left in p.grad, or else as zero."""
         late = [slot for slot, left in enumerate(self._times_left) if left]
@@ -103,7 +103,6 @@ class Bucket:
             self.payload.used[slot] = 0
         self._work = self.sync.reduce(self.payload)
 
-    @torch.no_grad()
     def void(self) -> None:
         """Begin to average NaN: the backward failed on this rank, so the result must not look like a mean."""
         for part in (*self.views, self.payload.used):  # not the gaps, which nothing fills with zeros again
@@ -122,7 +121,6 @@ class Bucket:
                 if shares[slot]:
                     self.params[slot].grad = self.views[slot]
 
-    @torch.no_grad()
     def _gather(self, slots: Sequence[int]) -> list[int]:
         """Move gradients to their places, which become p.grad; return the slots without a gradient, filled with 0."""
         absent: list[int] = []
@@ -153,8 +151,15 @@ class Bucket:
             torch._foreach_copy_(targets, sources)
             there += targets
         if there and self._prescale != 1.0:
-            torch._foreach_mul_(there, self._prescale)
+            # One call for a whole bucket costs a fraction of one for each gradient.
+            whole = len(there) + len(absent) == len(self.params)
+            torch._foreach_mul_([self.payload.flat] if whole else there, self._prescale)
         return absent
+
+
+def is_large(param: nn.Parameter) -> bool:
+    """Return True if the gradient moves into its bucket at once."""
+    return param.nbytes > _MOVED_AT_ONCE_BYTES
 
 
 def _view_like(flat: Tensor, param: nn.Parameter) -> Tensor:

@@ -47,9 +47,18 @@ def is_compiled_backward() -> bool:
     return compiled is not None and bool(compiled.in_compiled_autograd_region)
 
 
-def hooked_node(param: nn.Parameter, receiver: Any, index: int) -> Node:
-    """Return the autograd node that adds to `param.grad`; it calls `receiver.gradient_ready(index)` when it has run.
+class Arrivals(list[int]):
+    """Indices of parameters that autograd has reached, and of which the receiver was not told yet."""
 
+    # How many the receiver waits for; 0 if it wants to know of each at once.
+    due = 0
+
+
+def hooked_node(param: nn.Parameter, arrivals: Arrivals, index: int, at_once: bool, receiver: Any) -> Node:
+    """Return the autograd node that adds to `param.grad`; when it has run, it adds `index` to `arrivals`.
+
+    It calls `receiver.gradients_ready()` only if enough have arrived, or with `at_once`, because in Python each call
+    of a backward costs as much as a small operator.
     A hook of the node runs after all hooks of the parameter, whenever those were registered.  So their changes to
     p.grad are done before it is averaged.  Keep the node: autograd would otherwise make a new one without the hook.
     receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
@@ -59,8 +68,12 @@ def hooked_node(param: nn.Parameter, receiver: Any, index: int) -> Node:
     def call(*_: Any) -> None:
         # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too:
         # otherwise this rank would start the bucket later than the others, and meet them in the wrong collective.
-        if (found := alive()) is not None and param.requires_grad:
-            found.gradient_ready(index)
+        arrivals.append(index)
+        if at_once or len(arrivals) >= arrivals.due:
+            if (found := alive()) is None:
+                arrivals.clear()
+            else:
+                found.gradients_ready()
 
     node = get_gradient_edge(param).node
     node.register_hook(call)

@@ -1,6 +1,10 @@
 """Assignment of parameters to buckets, computed from their sizes alone, without torch."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
+
+# One more bucket costs a third of a millisecond on gloo, so that a few MiB are not cut.
+_TAIL_PAYS = 4
 
 
 def assign_buckets(
@@ -13,18 +17,25 @@ def assign_buckets(
     """Cut `order` into buckets; gradients of different kind (dtype, device) never share one.
 
     sizes_bytes, kinds: of each parameter, by its index.  order: indices as gradients arrive.
-    first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.
+    first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.  So
+        is the last after a large one, because nothing of the backward is left to hide it.
     bucket_bytes: of the others; the parameter that reaches the capacity is the last in its bucket.
     Returns lists of indices, each list in `order`; the list that fills up first comes first.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[Hashable, list[int]] = {}
-    bytes_left: dict[Hashable, float] = {}
+    capacity_bytes: dict[Hashable, float] = {}
+    filled_bytes: Counter[Hashable] = Counter()
+    bytes_to_come: Counter[Hashable] = Counter()
+    for kind, size in zip(kinds, sizes_bytes, strict=True):
+        bytes_to_come[kind] += size
     for index in order:
         kind = kinds[index]
         open_buckets.setdefault(kind, []).append(index)
-        bytes_left[kind] = bytes_left.get(kind, first_bucket_bytes) - sizes_bytes[index]
-        if bytes_left[kind] <= 0:
+        filled_bytes[kind] += sizes_bytes[index]
+        bytes_to_come[kind] -= sizes_bytes[index]
+        is_full = filled_bytes[kind] >= capacity_bytes.get(kind, first_bucket_bytes)
+        if is_full or bytes_to_come[kind] <= first_bucket_bytes <= filled_bytes[kind] / _TAIL_PAYS:
             buckets.append(open_buckets.pop(kind))
-            bytes_left[kind] = bucket_bytes
+            capacity_bytes[kind], filled_bytes[kind] = bucket_bytes, 0
     return buckets + list(open_buckets.values())

@@ -4,12 +4,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import nn
 
 from train.collectives.missing_ranks import naming_missing_ranks
 from train.collectives.waiting import waiting
-from train.ddp.bucket import Bucket
-from train.ddp.gradient_hooks import call_at_end_of_backward, current_backward, hooked_node, will_run
+from train.ddp.bucket import Bucket, is_large
+from train.ddp.gradient_hooks import Arrivals, call_at_end_of_backward, current_backward, hooked_node, will_run
 from train.ddp.packing import assign_buckets
 from train.ddp.refusals import refuse_compiled_autograd
 from train.sync import Sync
@@ -30,8 +31,8 @@ class Reducer:
         self.averages = True  # False inside no_sync(), where a backward only adds to p.grad
         self._names, self._params = [*trained], [*trained.values()]
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, min(first_bucket_bytes, bucket_bytes)
-        # Indices of parameters as their gradients arrive in the first backward; None once there are buckets.
-        self._arrivals: list[int] | None = []
+        # In the first backward of all gradients, in their order; later of those that no bucket has counted yet.
+        self._arrivals = Arrivals()
         self._places: dict[int, tuple[Bucket, int]] = {}
         self._num_started = 0
         # True in a backward that reaches a parameter, as torch.autograd.grad() may not: all ranks take part.
@@ -40,7 +41,9 @@ class Reducer:
         self._backward: int | None = None
         # Autograd has a thread for each device.
         self._lock = threading.RLock()
-        self._nodes = [hooked_node(param, self, index) for index, param in enumerate(self._params)]
+        self._nodes = [
+            hooked_node(param, self._arrivals, index, is_large(param), self) for index, param in enumerate(self._params)
+        ]
 
     def forward_begins(self) -> None:
         """Complete a backward that raised an error, because other ranks may wait for its averages."""
@@ -60,24 +63,36 @@ class Reducer:
                 if any(map(will_run, self._nodes)):
                     self._share()
 
-    def gradient_ready(self, index: int) -> None:
-        """Hook: runs when autograd has reached a parameter and, if there was a gradient, added it to p.grad."""
+    def gradients_ready(self) -> None:
+        """Hook: runs when autograd has reached parameters and, if there were gradients, added them to p.grad."""
         with self._lock:
             if not self.averages:
+                self._arrivals.clear()
                 return
             if not self._is_shared:
                 if self._backward is None:
                     # The loss does not depend on a tensor that forward returned.
                     self.backward_begins()
                 self._share()
-            if self._arrivals is not None:
-                self._arrivals.append(index)
+            if self.buckets:
+                self._count_arrivals()
+
+    @torch.no_grad()
+    def _count_arrivals(self) -> None:
+        """Let the buckets count what has arrived, start those that are full, and say when the next may be."""
+        while True:
+            arrived = self._arrivals[:]
+            del self._arrivals[: len(arrived)]
+            for index in arrived:
+                bucket, slot = self._places[index]
+                bucket.arrive(slot)
+            # Always in the order of the list, so that all ranks start the same collectives in the same order.
+            while self._num_started < len(self.buckets) and not self.buckets[self._num_started].num_awaited:
+                self._start_next(Bucket.start)
+            waiting_for = self.buckets[self._num_started :]
+            self._arrivals.due = waiting_for[0].num_awaited if waiting_for else 1
+            if len(self._arrivals) < self._arrivals.due:  # another thread of autograd may have added some
                 return
-            bucket, slot = self._places[index]
-            if bucket.arrive(slot):
-                # Always in the order of the list, so that all ranks start the same collectives in the same order.
-                while self._num_started < len(self.buckets) and self.buckets[self._num_started].is_full:
-                    self._start_next(Bucket.start)
 
     def finish(self) -> None:
         """Complete the backward.  Autograd calls this at its end."""
@@ -90,6 +105,8 @@ class Reducer:
             self._is_shared = True
             for bucket in self.buckets:
                 bucket.begin()
+            if self.buckets:
+                self._arrivals.due = self.buckets[0].num_awaited
 
     def _start_next(self, start: Callable[[Bucket], None]) -> None:
         self._num_started += 1
@@ -97,6 +114,8 @@ class Reducer:
 
     def _average(self) -> None:
         """Start the buckets that are left, wait for all, and let the averages become p.grad."""
+        if self.buckets:
+            self._count_arrivals()
         self._start_all(Bucket.start)
         self._complete()
         for bucket in self.buckets:
@@ -105,30 +124,35 @@ class Reducer:
 
     def _void(self) -> None:
         """Fill every bucket that is not started yet with NaN, average it, and forget the backward."""
-        if self._arrivals is not None:
-            self._arrivals.clear()
+        self._arrivals.clear()
         self._start_all(Bucket.void)
         self._complete()
         for bucket in self.buckets:
             bucket.payload.flat.zero_()
 
+    @torch.no_grad()
     def _start_all(self, start: Callable[[Bucket], None]) -> None:
-        if self._arrivals is not None:
+        if not self.buckets:
             self._lay_out(start)
         while self._num_started < len(self.buckets):
             self._start_next(start)
 
     def _complete(self) -> None:
-        for number, bucket in enumerate(self.buckets, start=1):
-            position = f"backward {self.num_backwards + 1}, bucket {number}"
-            what = f"the gradients of {bucket.names_in_words} ({position}) were not averaged"
-            with naming_missing_ranks(what, position, self.sync.group), waiting("communication"):
-                bucket.wait()
-        self._is_shared, self._backward, self._num_started = False, None, 0
+        with waiting("communication"):
+            for number, bucket in enumerate(self.buckets, start=1):
+                try:
+                    bucket.wait()
+                except RuntimeError:
+                    position = f"backward {self.num_backwards + 1}, bucket {number}"
+                    what = f"the gradients of {bucket.names_in_words} ({position}) were not averaged"
+                    with naming_missing_ranks(what, position, self.sync.group):
+                        raise
+        self._is_shared, self._backward, self._num_started, self._arrivals.due = False, None, 0, 0
 
     def _lay_out(self, start: Callable[[Bucket], None]) -> None:
         """Make the buckets one by one and start each at once, so that only one bucket's gradients are held twice."""
-        arrivals, self._arrivals = self._arrivals or [], None
+        arrivals = self._arrivals[:]
+        self._arrivals.clear()
         position = f"end of backward {self.num_backwards + 1}"
         with naming_missing_ranks("agreeing on the buckets failed", position, self.sync.group):
             times = Counter(arrivals)

@@ -77,6 +77,7 @@ class CustomDDP(nn.Module):
         self.register_load_state_dict_pre_hook(_load_into_module)  # type: ignore[no-untyped-call]
         named = list(module.named_parameters())
         trained = {name: param for name, param in named if param.requires_grad}
+        self._parts = [*module.modules()]
         self._as_wrapped = [(name, param, param.requires_grad, param.dtype, param.device) for name, param in named]
         refuse_different_modules(module, self._options, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
@@ -106,10 +107,10 @@ class CustomDDP(nn.Module):
             self.reducer.averages = before
 
     def _send_buffers(self) -> None:
-        position = f"forward after backward {self.reducer.num_backwards}"
-        with naming_missing_ranks("sending rank 0's buffers failed", position, self.group):
-            # The mode of the module, which may differ from the wrapper's.
-            if self._options["broadcast_buffers"] and self.module.training:
+        # The mode of the module, which may differ from the wrapper's.
+        if self._options["broadcast_buffers"] and self.module.training and any(part._buffers for part in self._parts):
+            position = f"forward after backward {self.reducer.num_backwards}"
+            with naming_missing_ranks("sending rank 0's buffers failed", position, self.group):
                 broadcast_from_rank_0([*self.module.buffers()], self.group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:

@@ -39,8 +39,16 @@ def test_each_parameter_is_in_one_bucket_of_its_kind_in_order_and_the_bucket_tha
         capacity = others if kind in seen else first
         seen.add(kind)
         assert sum(sizes[index] for index in bucket[:-1]) < capacity
+        to_come = sum(sizes[index] for later in buckets[number + 1 :] for index in later if kinds[index] == kind)
+        least = min(capacity, first) if to_come <= first else capacity
         if number != last_of_kind[kind]:
-            assert sum(sizes[index] for index in bucket) >= capacity, "only the last of a kind may stay open"
+            assert sum(sizes[index] for index in bucket) >= least, "only the last of a kind may stay open"
     full = [bucket for number, bucket in enumerate(buckets) if number != last_of_kind[kinds[bucket[0]]]]
     filled_at = [order.index(bucket[-1]) for bucket in full]
     assert filled_at == sorted(filled_at)
+
+
+def test_the_end_of_a_large_last_bucket_is_a_bucket_as_small_as_the_first() -> None:
+    cut = [[*range(4)], [*range(4, 29)], [*range(29, 46)], [*range(46, 50)]]
+    assert assign_buckets([1] * 50, [""] * 50, range(50), 4, 25) == cut
+    assert assign_buckets([1] * 20, [""] * 20, range(20), 4, 25) == [[*range(4)], [*range(4, 20)]]
