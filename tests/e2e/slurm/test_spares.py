@@ -97,7 +97,9 @@ def hangs(cluster: Cluster, name: str) -> Iterator[None]:
     """Stop Slurm's process of the first step there until the node is left out."""
     step, logs = "pkill -{} -f '^slurmstepd: .[0-9]*[.][0-9]'", f"$(ls -t {cluster.folder}/spare-*.log | head -n 1)"
     stop = f"until {step.format('STOP')}; do sleep 0.1; done; until grep '{name} is left' {logs}; do sleep 1; done"
-    with subprocess.Popen(cluster.machines[name].inside(["bash", "-c", f"{stop}; {step.format('CONT')}"])):
+    with subprocess.Popen(
+        cluster.machines[name].inside(["timeout", "900", "bash", "-c", f"{stop}; {step.format('CONT')}"])
+    ):
         yield
 
 
