@@ -125,10 +125,7 @@ def for_torchrun(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S, hides_the_node: bool = False) -> Plan:
-    """Make the plan of a job that breaks no rule; the timeout counts if the spec sets none.
-
-    hides_the_node: whether what is written outside the mounts is lost with the container.
-    """
+    """Make the plan of a job that breaks no rule; the timeout counts if the spec sets none, for the rest see Target."""
     # By the port that follows from its name, a job very likely keeps apart from others.
     number = int.from_bytes(hashlib.sha256(job.name.encode()).digest()[:8], "big")
     program: Sequence[str] = job.command or ()

@@ -37,6 +37,7 @@ _OF_ERRORS = {
     "No such file": "that path does not exist there: see workdir, files, mounts",
     "EADDRINUSE|[Aa]ddress already in use|port in use": "another program has the port: see rendezvous.port",
     "Timed out waiting": "a rank hangs: the key watch names it",
+    "SIGSEGV|SIGABRT|code 139|core dumped": 'a library crashed: env: {PYTHONFAULTHANDLER: "1"} shows where',
     "SIGKILL|Killed|code 137": "its memory limit or its grace period was over: see resources.memory",
 }
 _OF_OTHERS = {

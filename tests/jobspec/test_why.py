@@ -21,9 +21,6 @@ _LOOK = ": the others were late: look at their disks and network, or raise rende
 _INSTALL = ": install it where the job runs (image, setup), or set workdir"
 
 
-_CASES = yaml.safe_load(Path(__file__).with_name("why.yaml").read_text())
-
-
 def _table(host: str, codes: dict[int, int], message: str = r"\g<0>") -> str:
     failures = {rank: ProcessFailure(rank, 77, code, "") for rank, code in codes.items()}
     text = re.sub("To enable traceback.*", message, str(ChildFailedError("mine.py", failures)))
@@ -34,90 +31,74 @@ def _table(host: str, codes: dict[int, int], message: str = r"\g<0>") -> str:
 _PEERS = _CLOSED.format(0) + _CLOSED.format(1) + _table("n0", {0: 1, 1: 1})
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (
-            _PEERS + _table("n1", {2: -9}),
-            f"rank 2 on n1 ended with -9 (SIGKILL){_MEMORY}",
-        ),
-        (
-            _PEERS + _table("n1", {2: -9}) + "slurmstepd: error: Detected 1 oom_kill event in StepId=3.0.\n",
-            "rank 2 on n1 ended with -9 (SIGKILL): out of memory: more resources.memory, or a smaller batch",
-        ),
-        (
-            _PEERS + "forcefully exiting via SIGKILL\n" + _table("n1", {2: -11, 3: -15}),
-            "rank 2 on n1 ended with -11 (SIGSEGV)",
-        ),
-        (_PEERS + "[rank2]: ValueError: nan\n" + _table("n1", {2: 1}), "rank 2 on n1 ended with 1: ValueError: nan"),
-        (
-            f"[rank2]: {_IMPORT}\n" + _PEERS + _table("n1", {2: 1}),
-            f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
-        ),
-        (
-            f"{_LATE.format(1)}{_LATE.format(3)}{_JOINED}srun: error: n3: task 2: Terminated\n",
-            f"3 of 4 nodes met, all but n3{_LOOK}",
-        ),
-        # srun had ended node 3 before it could say what it waits for.
-        (f"{_LATE.format(1)}{_JOINED}", f"3 of 4 nodes met{_LOOK}"),
-        # A rank of init_process_group waits for ranks, not for nodes.
-        (_JOINED, f"3 of 4 processes met{_LOOK}"),
-        (
-            f"{_IMPORT}\n{_ENDED_TOO}{_PEERS}" + _table("n1", {2: 1}),
-            f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
-        ),
-        (
-            f"{_IMPORT}\n" * 3 + _table("n0", {0: 1, 1: 1}) + _table("n1", {2: 1}),
-            f"ranks 0, 1, 2 ended with 1: {_IMPORT}{_INSTALL}",
-        ),
-        (
-            "python: can't open file '/app/mine.py': [Errno 2] No such file or directory\n" + _table("n1", {2: 2}),
-            "rank 2 on n1 ended with 2: python: can't open file '/app/mine.py': [Errno 2] No such file or directory: "
-            "that path does not exist there: see workdir, files, mounts",
-        ),
-        (
-            "[rank0]: ncclRemoteError: A call failed possibly due to a network error\n"
-            "[rank2]: ncclUnhandledCudaError: Call to CUDA function failed.\n[rank2]: Cuda failure 2 'out of memory'\n"
-            + _table("n0", {0: 1})
-            + _table("n1", {2: 1}),
-            "rank 2 on n1 ended with 1: Cuda failure 2 'out of memory': the memory of a GPU is full: a smaller batch",
-        ),
-        (
-            _PEERS + _table("n1", {2: 1}, "Traceback (most recent call last):\n  KeyError: 'x'\n"),
-            "rank 2 on n1 ended with 1: KeyError: 'x'",
-        ),
-        (_PEERS + _table("n1", {2: 1}, "rank 3 hangs"), "rank 2 on n1 ended with 1: rank 3 hangs"),
-        (
-            _PEERS + "slurmstepd: error: *** JOB 3 ON n0 CANCELLED DUE TO NODE FAILURE ***\n",
-            "not in these logs: their ranks ended because another process or its node had: "
-            "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
-        ),
-        ("[rank2]: ValueError: nan\n" + _PEERS, "rank 2: ValueError: nan"),
-        (_table("n1", {2: -9}) + f"requeueing the job\n{_IMPORT}\n", f"{_IMPORT}{_INSTALL}"),
-        *_CASES.values(),
-    ],
-    ids=[
-        "SIGKILL",
-        "oom",
-        "SIGSEGV",
-        "exception",
-        "import on one",
-        "a node did not come",
-        "it is not known which",
-        "a rank did not come",
-        "import before the ranks meet",
-        "import on all",
-        "wrong path",
-        "NCCL",
-        "traceback of an error file",
-        "error file",
-        "lost node",
-        "a node without a table",
-        "a later start",
-        *_CASES,
-    ],
-)
-def test_the_first_failure_is_named_and_not_what_follows_from_it(text: str, sentence: str) -> None:
+_CASES: dict[str, tuple[str, str]] = {
+    "SIGKILL": (
+        _PEERS + _table("n1", {2: -9}),
+        f"rank 2 on n1 ended with -9 (SIGKILL){_MEMORY}",
+    ),
+    "oom": (
+        _PEERS + _table("n1", {2: -9}) + "slurmstepd: error: Detected 1 oom_kill event in StepId=3.0.\n",
+        "rank 2 on n1 ended with -9 (SIGKILL): out of memory: more resources.memory, or a smaller batch",
+    ),
+    "SIGSEGV": (
+        _PEERS + "forcefully exiting via SIGKILL\n" + _table("n1", {2: -11, 3: -15}),
+        'rank 2 on n1 ended with -11 (SIGSEGV): a library crashed: env: {PYTHONFAULTHANDLER: "1"} shows where',
+    ),
+    "exception": (
+        _PEERS + "[rank2]: ValueError: nan\n" + _table("n1", {2: 1}),
+        "rank 2 on n1 ended with 1: ValueError: nan",
+    ),
+    "import on one": (
+        f"[rank2]: {_IMPORT}\n" + _PEERS + _table("n1", {2: 1}),
+        f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
+    ),
+    "a node did not come": (
+        f"{_LATE.format(1)}{_LATE.format(3)}{_JOINED}srun: error: n3: task 2: Terminated\n",
+        f"3 of 4 nodes met, all but n3{_LOOK}",
+    ),
+    # srun had ended node 3 before it could say what it waits for.
+    "it is not known which": (f"{_LATE.format(1)}{_JOINED}", f"3 of 4 nodes met{_LOOK}"),
+    # A rank of init_process_group waits for ranks, not for nodes.
+    "a rank did not come": (_JOINED, f"3 of 4 processes met{_LOOK}"),
+    "import before the ranks meet": (
+        f"{_IMPORT}\n{_ENDED_TOO}{_PEERS}" + _table("n1", {2: 1}),
+        f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
+    ),
+    "import on all": (
+        f"{_IMPORT}\n" * 3 + _table("n0", {0: 1, 1: 1}) + _table("n1", {2: 1}),
+        f"ranks 0, 1, 2 ended with 1: {_IMPORT}{_INSTALL}",
+    ),
+    "wrong path": (
+        "python: can't open file '/app/mine.py': [Errno 2] No such file or directory\n" + _table("n1", {2: 2}),
+        "rank 2 on n1 ended with 2: python: can't open file '/app/mine.py': [Errno 2] No such file or directory: "
+        "that path does not exist there: see workdir, files, mounts",
+    ),
+    "NCCL": (
+        "[rank0]: ncclRemoteError: A call failed possibly due to a network error\n"
+        "[rank2]: ncclUnhandledCudaError: Call to CUDA function failed.\n[rank2]: Cuda failure 2 'out of memory'\n"
+        + _table("n0", {0: 1})
+        + _table("n1", {2: 1}),
+        "rank 2 on n1 ended with 1: Cuda failure 2 'out of memory': the memory of a GPU is full: a smaller batch",
+    ),
+    "traceback of an error file": (
+        _PEERS + _table("n1", {2: 1}, "Traceback (most recent call last):\n  KeyError: 'x'\n"),
+        "rank 2 on n1 ended with 1: KeyError: 'x'",
+    ),
+    "error file": (_PEERS + _table("n1", {2: 1}, "rank 3 hangs"), "rank 2 on n1 ended with 1: rank 3 hangs"),
+    "lost node": (
+        _PEERS + "slurmstepd: error: *** JOB 3 ON n0 CANCELLED DUE TO NODE FAILURE ***\n",
+        "not in these logs: their ranks ended because another process or its node had: "
+        "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
+    ),
+    "a node without a table": ("[rank2]: ValueError: nan\n" + _PEERS, "rank 2: ValueError: nan"),
+    "a later start": (_table("n1", {2: -9}) + f"requeueing the job\n{_IMPORT}\n", f"{_IMPORT}{_INSTALL}"),
+    **yaml.safe_load(Path(__file__).with_name("why.yaml").read_text()),
+}
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_the_first_failure_is_named_and_not_what_follows_from_it(name: str) -> None:
+    text, sentence = _CASES[name]
     # kubectl describe has no prefixes.
     for prefix in ("", "[pod/job-0/node] ", "job-0  | ", "0: ")[: 1 if "Namespace:" in text else None]:
         assert why("".join(f"{prefix}{line}\n" for line in text.splitlines())) == f"first failure: {sentence}"
