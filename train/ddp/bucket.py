@@ -7,13 +7,10 @@ from operator import and_
 import torch
 from torch import Tensor, nn
 
-from train.ddp.gradient_hooks import num_holders
+from train.ddp.gradient_hooks import MOVED_AT_ONCE_BYTES, num_holders
 from train.errors import UserError
 from train.sync import Payload, Sync
 
-# A larger gradient moves into its bucket as soon as it arrives, so that two copies of it never live for long.
-# Smaller ones wait for each other: one call for many costs a fraction of many calls.
-_MOVED_AT_ONCE_BYTES = 2**18
 # Each gradient begins at a multiple of this, because CUDA's kernels for many tensors then read four numbers at once.
 _ALIGNMENT_BYTES = 16
 _NAMES_SHOWN = 5
@@ -38,7 +35,7 @@ class Bucket:
         flat = sync.allocate(self._starts[-1] + len(params), params[0].dtype, params[0].device)
         self._lay_out(flat)
         self._prescale = sync.prescale(flat.dtype, flat.device)
-        self._is_large = [*map(is_large, params)]
+        self._is_large = [param.nbytes > MOVED_AT_ONCE_BYTES for param in params]
         self._small = [slot for slot, large in enumerate(self._is_large) if not large]
         self.begin()
 
@@ -151,15 +148,9 @@ class Bucket:
             torch._foreach_copy_(targets, sources)
             there += targets
         if there and self._prescale != 1.0:
-            # One call for a whole bucket costs a fraction of one for each gradient.
-            whole = len(there) + len(absent) == len(self.params)
-            torch._foreach_mul_([self.payload.flat] if whole else there, self._prescale)
+            is_whole = len(there) + len(absent) == len(self.params)
+            torch._foreach_mul_([self.payload.flat] if is_whole else there, self._prescale)
         return absent
-
-
-def is_large(param: nn.Parameter) -> bool:
-    """Return True if the gradient moves into its bucket at once."""
-    return param.nbytes > _MOVED_AT_ONCE_BYTES
 
 
 def _view_like(flat: Tensor, param: nn.Parameter) -> Tensor:

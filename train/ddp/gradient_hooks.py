@@ -5,12 +5,17 @@ torch itself relies on each of them elsewhere.
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
+
+# A larger gradient moves into its bucket as soon as it arrives, so that two copies of it never live for long.
+# Smaller ones wait for each other: one call for many costs a fraction of many calls.
+MOVED_AT_ONCE_BYTES = 2**18
 
 
 def current_backward() -> int:
@@ -47,33 +52,31 @@ def is_compiled_backward() -> bool:
     return compiled is not None and bool(compiled.in_compiled_autograd_region)
 
 
-class Arrivals(list[int]):
-    """Indices of parameters that autograd has reached, and of which the receiver was not told yet."""
+class Arrivals(deque[int]):
+    """Indices of parameters that autograd has reached, until their receiver counts them: when there are `due`."""
 
-    # How many the receiver waits for; 0 if it wants to know of each at once.
     due = 0
 
 
-def hooked_node(param: nn.Parameter, arrivals: Arrivals, index: int, at_once: bool, receiver: Any) -> Node:
-    """Return the autograd node that adds to `param.grad`; when it has run, it adds `index` to `arrivals`.
+def hooked_node(param: nn.Parameter, receiver: Any, arrivals: Arrivals, index: int) -> Node:
+    """Return the autograd node that adds to `param.grad`; when it has run, `arrivals` gets `index`.
 
-    It calls `receiver.gradients_ready()` only if enough have arrived, or with `at_once`, because in Python each call
-    of a backward costs as much as a small operator.
-    A hook of the node runs after all hooks of the parameter, whenever those were registered.  So their changes to
-    p.grad are done before it is averaged.  Keep the node: autograd would otherwise make a new one without the hook.
+    It calls `receiver.gradients_ready()` once for many, because Python that backward has pushed out of the caches is
+    slow.  A hook of the node runs after all hooks of the parameter, whenever those were registered.  So their changes
+    to p.grad are done before it is averaged.  Keep the node: autograd would otherwise make a new one without the hook.
     receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
     """
-    alive = weakref.ref(receiver)
+    alive, at_once = weakref.ref(receiver), param.nbytes > MOVED_AT_ONCE_BYTES
 
     def call(*_: Any) -> None:
         # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too:
         # otherwise this rank would start the bucket later than the others, and meet them in the wrong collective.
         arrivals.append(index)
         if at_once or len(arrivals) >= arrivals.due:
-            if (found := alive()) is None:
-                arrivals.clear()
-            else:
+            if (found := alive()) is not None:
                 found.gradients_ready()
+            else:
+                arrivals.clear()
 
     node = get_gradient_edge(param).node
     node.register_hook(call)

@@ -3,9 +3,6 @@
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-# One more bucket costs a third of a millisecond on gloo, so that a few MiB are not cut.
-_TAIL_PAYS = 4
-
 
 def assign_buckets(
     sizes_bytes: Sequence[int],
@@ -17,8 +14,7 @@ def assign_buckets(
     """Cut `order` into buckets; gradients of different kind (dtype, device) never share one.
 
     sizes_bytes, kinds: of each parameter, by its index.  order: indices as gradients arrive.
-    first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.  So
-        is the last after a large one, because nothing of the backward is left to hide it.
+    first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.
     bucket_bytes: of the others; the parameter that reaches the capacity is the last in its bucket.
     Returns lists of indices, each list in `order`; the list that fills up first comes first.
     """
@@ -35,7 +31,8 @@ def assign_buckets(
         filled_bytes[kind] += sizes_bytes[index]
         bytes_to_come[kind] -= sizes_bytes[index]
         is_full = filled_bytes[kind] >= capacity_bytes.get(kind, first_bucket_bytes)
-        if is_full or bytes_to_come[kind] <= first_bucket_bytes <= filled_bytes[kind] / _TAIL_PAYS:
+        # The end of a large last bucket travels apart, because no backward is left to hide it.
+        if is_full or bytes_to_come[kind] <= first_bucket_bytes <= filled_bytes[kind] / 4:
             buckets.append(open_buckets.pop(kind))
             capacity_bytes[kind], filled_bytes[kind] = bucket_bytes, 0
     return buckets + list(open_buckets.values())

@@ -9,7 +9,7 @@ from torch import nn
 
 from train.collectives.missing_ranks import naming_missing_ranks
 from train.collectives.waiting import waiting
-from train.ddp.bucket import Bucket, is_large
+from train.ddp.bucket import Bucket
 from train.ddp.gradient_hooks import Arrivals, call_at_end_of_backward, current_backward, hooked_node, will_run
 from train.ddp.packing import assign_buckets
 from train.ddp.refusals import refuse_compiled_autograd
@@ -41,9 +41,7 @@ class Reducer:
         self._backward: int | None = None
         # Autograd has a thread for each device.
         self._lock = threading.RLock()
-        self._nodes = [
-            hooked_node(param, self._arrivals, index, is_large(param), self) for index, param in enumerate(self._params)
-        ]
+        self._nodes = [hooked_node(param, self, self._arrivals, index) for index, param in enumerate(self._params)]
 
     def forward_begins(self) -> None:
         """Complete a backward that raised an error, because other ranks may wait for its averages."""
@@ -74,25 +72,25 @@ class Reducer:
                     # The loss does not depend on a tensor that forward returned.
                     self.backward_begins()
                 self._share()
-            if self.buckets:
-                self._count_arrivals()
+            self._start_full()
 
     @torch.no_grad()
-    def _count_arrivals(self) -> None:
-        """Let the buckets count what has arrived, start those that are full, and say when the next may be."""
-        while True:
-            arrived = self._arrivals[:]
-            del self._arrivals[: len(arrived)]
-            for index in arrived:
-                bucket, slot = self._places[index]
-                bucket.arrive(slot)
-            # Always in the order of the list, so that all ranks start the same collectives in the same order.
-            while self._num_started < len(self.buckets) and not self.buckets[self._num_started].num_awaited:
-                self._start_next(Bucket.start)
-            waiting_for = self.buckets[self._num_started :]
-            self._arrivals.due = waiting_for[0].num_awaited if waiting_for else 1
-            if len(self._arrivals) < self._arrivals.due:  # another thread of autograd may have added some
-                return
+    def _start_full(self, start: Callable[[Bucket], None] = Bucket.start, at_end: bool = False) -> None:
+        """Let the buckets count what has arrived, and start those that are full, or at the end all."""
+        if not self.buckets:
+            if at_end:
+                self._lay_out(start)
+            return
+        self._arrivals.due = 0  # until the count is done, for other threads of autograd
+        while self._arrivals:
+            bucket, slot = self._places[self._arrivals.popleft()]
+            bucket.arrive(slot)
+        # Always in the order of the list, so that all ranks start the same collectives in the same order.
+        for bucket in self.buckets[self._num_started :]:
+            if bucket.num_awaited and not at_end:
+                self._arrivals.due = bucket.num_awaited
+                break
+            self._start(bucket, start)
 
     def finish(self) -> None:
         """Complete the backward.  Autograd calls this at its end."""
@@ -105,18 +103,14 @@ class Reducer:
             self._is_shared = True
             for bucket in self.buckets:
                 bucket.begin()
-            if self.buckets:
-                self._arrivals.due = self.buckets[0].num_awaited
 
-    def _start_next(self, start: Callable[[Bucket], None]) -> None:
+    def _start(self, bucket: Bucket, start: Callable[[Bucket], None]) -> None:
         self._num_started += 1
-        start(self.buckets[self._num_started - 1])
+        start(bucket)
 
     def _average(self) -> None:
         """Start the buckets that are left, wait for all, and let the averages become p.grad."""
-        if self.buckets:
-            self._count_arrivals()
-        self._start_all(Bucket.start)
+        self._start_full(at_end=True)
         self._complete()
         for bucket in self.buckets:
             bucket.hand_out()
@@ -125,33 +119,23 @@ class Reducer:
     def _void(self) -> None:
         """Fill every bucket that is not started yet with NaN, average it, and forget the backward."""
         self._arrivals.clear()
-        self._start_all(Bucket.void)
+        self._start_full(Bucket.void, at_end=True)
         self._complete()
         for bucket in self.buckets:
             bucket.payload.flat.zero_()
 
-    @torch.no_grad()
-    def _start_all(self, start: Callable[[Bucket], None]) -> None:
-        if not self.buckets:
-            self._lay_out(start)
-        while self._num_started < len(self.buckets):
-            self._start_next(start)
-
     def _complete(self) -> None:
         with waiting("communication"):
             for number, bucket in enumerate(self.buckets, start=1):
-                try:
+                position = f"backward {self.num_backwards + 1}, bucket {number}"
+                what = f"the gradients of {bucket.names_in_words} ({position}) were not averaged"
+                with naming_missing_ranks(what, position, self.sync.group):
                     bucket.wait()
-                except RuntimeError:
-                    position = f"backward {self.num_backwards + 1}, bucket {number}"
-                    what = f"the gradients of {bucket.names_in_words} ({position}) were not averaged"
-                    with naming_missing_ranks(what, position, self.sync.group):
-                        raise
         self._is_shared, self._backward, self._num_started, self._arrivals.due = False, None, 0, 0
 
     def _lay_out(self, start: Callable[[Bucket], None]) -> None:
         """Make the buckets one by one and start each at once, so that only one bucket's gradients are held twice."""
-        arrivals = self._arrivals[:]
+        arrivals = [*self._arrivals]
         self._arrivals.clear()
         position = f"end of backward {self.num_backwards + 1}"
         with naming_missing_ranks("agreeing on the buckets failed", position, self.sync.group):
@@ -164,7 +148,7 @@ class Reducer:
                     self._places[index] = (bucket, slot)
                     for _ in range(times[index]):
                         bucket.arrive(slot)
-                self._start_next(start)
+                self._start(bucket, start)
 
     def _packed(self, arrivals: Sequence[int]) -> list[list[int]]:
         """Return which parameters share a bucket, by index, in the order in which gradients arrived on rank 0."""

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # early: docs/troubleshooting.md, SIGABRT
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllreduceOptions
 
 from train.collectives.tree_sum import Memory
 from train.sync import Payload, Sync, Waitable
@@ -57,15 +56,9 @@ def prescale_of_backend(group: dist.ProcessGroup, dtype: torch.dtype, device: to
 
 def all_reduce_mean(prescaled: Tensor, group: dist.ProcessGroup) -> Waitable:
     """Start to replace the tensor by its mean over the ranks."""
-    averages = _averages(group, prescaled.dtype, prescaled.device)
-    return all_reduce(prescaled, dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM, group)
-
-
-def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Waitable:
-    """Start what dist.all_reduce starts, without its checks and log: they take 1 % of a small model's step."""
-    options = AllreduceOptions()
-    options.reduceOp = op
-    return group.allreduce([torch.view_as_real(tensor) if tensor.is_complex() else tensor], options)
+    op = dist.ReduceOp.AVG if _averages(group, prescaled.dtype, prescaled.device) else dist.ReduceOp.SUM
+    work: Waitable = dist.all_reduce(prescaled, op, group, async_op=True)
+    return work
 
 
 def _averages(group: dist.ProcessGroup, dtype: torch.dtype, device: torch.device) -> bool:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train.sync import Payload, Sync, Waitable
-from train.sync.all_reduce import all_reduce, all_reduce_mean, prescale_of_backend
+from train.sync.all_reduce import all_reduce_mean, prescale_of_backend
 
 
 class Bf16(Sync):
@@ -26,7 +26,7 @@ class Bf16(Sync):
         if payload.flat.dtype != torch.float32:
             return all_reduce_mean(payload.flat, self.group)
         narrow = payload.flat.bfloat16()
-        return _Widening(all_reduce(narrow, dist.ReduceOp.SUM, self.group), narrow, payload.flat)
+        return _Widening(dist.all_reduce(narrow, dist.ReduceOp.SUM, self.group, async_op=True), narrow, payload.flat)
 
 
 @dataclass

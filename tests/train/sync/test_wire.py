@@ -1,10 +1,11 @@
 """What each sync sends, with the backends that are not here: NCCL's arithmetic, for any number of ranks."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllreduceOptions
 
 from train.sync import Payload, Sync
 from train.sync.all_reduce import AllReduce
@@ -17,35 +18,36 @@ class _Backend:
 
 
 class _Group:
-    """What a sync asks of a group; it keeps what would be summed."""
-
-    def __init__(self, world_size: int) -> None:
-        self.world_size, self.sent = world_size, list[Tensor]()
+    """What a sync asks of a group."""
 
     def _get_backend(self, device: torch.device) -> _Backend:
         return _Backend()
 
-    def size(self) -> int:
-        return self.world_size
 
-    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions) -> None:
-        # ncclAvg of a floating type multiplies each rank's by 1/N, in the type of the tensor, and sums.
-        factor = 1 / self.world_size if options.reduceOp == dist.ReduceOp.AVG else 1
-        self.sent += [tensor * torch.tensor(factor, dtype=tensor.dtype) for tensor in tensors]
+class _Done:
+    def wait(self) -> None:
+        pass
 
 
 def _mean_of_ranks(make: type[Sync], world_size: int, dtype: torch.dtype, patch: pytest.MonkeyPatch) -> Tensor:
     """The mean of each of many gradients divided by the right one, after a reduction in NCCL's arithmetic."""
+    sent: list[Tensor] = []
+
+    def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, *_: Any, **__: Any) -> _Done:
+        # ncclAvg of a floating type multiplies each rank's by 1/N, in the type of the tensor, and sums.
+        sent.append(tensor * torch.tensor(1 / world_size, dtype=tensor.dtype) if op == dist.ReduceOp.AVG else tensor)
+        return _Done()
+
+    patch.setattr(dist, "all_reduce", all_reduce)
     patch.setattr(dist, "get_world_size", lambda group: world_size)
-    group = _Group(world_size)
-    sync = make(group)  # type: ignore[arg-type]
+    sync = make(_Group())  # type: ignore[arg-type]
     prescale = sync.prescale(dtype, torch.device("cuda"))
     torch.manual_seed(0)
     gradients = torch.rand(world_size, 100_000).add_(0.5).to(dtype)
     for gradient in gradients:
         flat = torch.mul(gradient, prescale)
         sync.reduce(Payload(flat, views=[flat], used=flat[:0]))
-    total = torch.stack([tensor.double() for tensor in group.sent]).sum(0)
+    total = torch.stack([tensor.double() for tensor in sent]).sum(0)
     return total / gradients.double().mean(0)
 
 
