@@ -16,7 +16,7 @@ _OTHER = r"\S+\.py: error: .+|\S+: can't open .+|Cuda failure .+|Error response 
 _ERROR = re.compile(rf"^((?:\[[^]\n]*\]:? ?|\S+ *[:|] ){{0,4}}?) *({_NAME}|{_OTHER})$", re.MULTILINE)
 # How a rank ends because another one has ended.
 _FOLLOWS = re.compile(
-    "Connection (closed|reset|refused)|Broken pipe|DistStore|remote process|ncclRemote|failed to recv"
+    "Connection (closed|reset|refused)|Broken pipe|DistStore|remote process|ncclRemote|[Ff]ailed to recv"
 )
 # How srun, compose and NCCL's RAS name a process that has no table.  A torchrun ends with 1 or 15, also where its ranks
 # follow.
@@ -94,15 +94,18 @@ def _ended(text: str, errors: Mapping[str, str]) -> Iterator[tuple[bool, str, bo
 
 
 def _absent(text: str) -> str:
-    """Return how many met on torch's store, and which nodes did not, if torchrun of all others says what it lacks."""
+    """Return how many processes met on torch's store, and of which of Slurm's nodes none did.
+
+    Nodes are named if all processes that met wrote their connection, which names their node.
+    """
     if not (found := re.search(r"(\d+)/(\d+) clients joined", text)):
         return ""
-    came, size = map(int, found.groups())
-    waiting = {*map(int, re.findall(r"assigned_ranks/(\d+)", text))}
-    absent = sorted({*range(1, size)} - waiting)
-    names = [next(iter(re.findall(rf"(\S+): task {node}:", text)), f"node {node}") for node in absent]
-    met = f"{came} of {size} {'nodes' if waiting else 'processes'} met"
-    return met + f", all but {', '.join(names)}" * (bool(waiting) and len(names) == size - came)
+    met = f"{found[1]} of {found[2]} processes met"
+    clients = {*re.findall(r"addr=\[([^].]+)[^]]*\]:(\d+), remote=\[([^].]+)", text)}
+    here = {host for client in clients for host in client[::2]}
+    nodes = {*re.findall(r"srun: error: (\S+): task \d+:", text)}
+    complete = len(clients) == int(found[1]) - 1 and here <= nodes  # the store's own process writes none
+    return f"{met}, none on {', '.join(sorted(nodes - here))}" if complete and nodes - here else met
 
 
 def _process(text: str) -> str:

@@ -15,8 +15,13 @@ _IMPORT = "ModuleNotFoundError: No module named 'mine'"
 _MEMORY = ": its memory limit or its grace period was over: see resources.memory"
 _ENDED_TOO = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 192 got signal: 15\n"
 # What torchrun's agents print when one of them does not come to node 0's store.
-_LATE = "torch.distributed.DistStoreError: wait timeout after 90000ms, keys: /none/torchelastic/assigned_ranks/{}\n"
+_GONE = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+_LATE = (
+    "[W1128 10:09:40.325 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed on SocketImpl(fd=3, "
+    f"addr=[{{}}]:44592, remote=[n0.net]:20001): {_GONE}\ntorch.distributed.DistNetworkError: {_GONE}\n"
+)
 _JOINED = "torch.distributed.DistStoreError: Timed out after 91 seconds waiting for clients. 3/4 clients joined.\n"
+_SRUN = "".join(f"srun: error: n{node}: task {node}: Terminated\n" for node in range(4))
 _LOOK = ": the others were late: look at their disks and network, or raise rendezvous.timeout"
 _INSTALL = ": install it where the job runs (image, setup), or set workdir"
 
@@ -53,13 +58,14 @@ _CASES: dict[str, tuple[str, str]] = {
         f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
     ),
     "a node did not come": (
-        f"{_LATE.format(1)}{_LATE.format(3)}{_JOINED}srun: error: n3: task 2: Terminated\n",
-        f"3 of 4 nodes met, all but n3{_LOOK}",
+        _LATE.format("n1.net") + _JOINED + _LATE.format("n3.net") + _SRUN,
+        f"3 of 4 processes met, none on n2{_LOOK}",
     ),
-    # srun had ended node 3 before it could say what it waits for.
-    "it is not known which": (f"{_LATE.format(1)}{_JOINED}", f"3 of 4 nodes met{_LOOK}"),
-    # A rank of init_process_group waits for ranks, not for nodes.
-    "a rank did not come": (_JOINED, f"3 of 4 processes met{_LOOK}"),
+    "who came is not known": (_LATE.format("n1") + _JOINED + _SRUN, f"3 of 4 processes met{_LOOK}"),
+    "only addresses": (
+        _LATE.format("10.0.0.1") + _LATE.format("11.0.0.3") + _JOINED + _SRUN,
+        f"3 of 4 processes met{_LOOK}",
+    ),
     "import before the ranks meet": (
         f"{_IMPORT}\n{_ENDED_TOO}{_PEERS}" + _table("n1", {2: 1}),
         f"rank 2 on n1 ended with 1: {_IMPORT}{_INSTALL}",
