@@ -72,6 +72,21 @@ def test_each_backward_is_shared_from_its_first_gradient_to_its_end_and_replaces
     assert sync.events == ["allocate", "reduce"] * 4 + ["reduce"] * 8
 
 
+def test_small_gradients_are_counted_once_for_each_bucket() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    reducer, _ = _reducer(model, bucket_bytes=160.0)  # of two layers
+    counted, count = list[int](), reducer.gradients_ready
+
+    def note() -> None:
+        counted.append(len(reducer._arrivals))
+        count()
+
+    _backward(reducer, model(torch.ones(1, 4)))
+    reducer.gradients_ready = note  # type: ignore[method-assign]
+    _backward(reducer, model(torch.ones(1, 4)))
+    assert counted == [1, 3, 4, 4, 4], "the first of a backward at once"
+
+
 def test_buckets_start_in_the_order_of_the_first_backward_also_when_gradients_arrive_in_another() -> None:
     model = nn.ParameterList([torch.ones(size) for size in (1, 2, 3)])
     reducer, sync = _reducer(model)
