@@ -49,9 +49,9 @@ _ROW, _TOP, _LEFT, _RIGHT = 34, 36, 250, 360
 _JOBS = {
     "own-script": "your PyTorch script",
     "quickstart": "a first training run",
-    "mnist": "with the settings of PyTorch's example",
+    "mnist": "PyTorch's example, its first 300 steps",
     "fashion-mnist": "ResNet18, its first 200 steps",
-    "gpt": "a small GPT on text",
+    "gpt": "a small GPT on the text of docs/",
     "regression": "your own loop, with train.Run",
     "gan": "two models and optimizers",
     "exact": "each sample once, killed or not",

@@ -32,7 +32,7 @@ _RUNS: dict[str, list[list[str]]] = {
     "quickstart": [[]],
     "mnist": [["device=cpu", "train.max_steps=300"]],
     "fashion-mnist": [["device=cpu", "train.max_steps=200"]],
-    "gpt": [["train.max_steps=100"]],
+    "gpt": [["train.max_steps=50"]],
     "sweep": [["sweep=", f"train.lr={lr}"] for lr in (0.003, 0.001, 0.0003)],
     "regression": [["nodes=1", "mounts="]],
     "gan": [["nodes=1", "mounts="]],
