@@ -54,7 +54,7 @@ e2e-docker: $(READY) ## tests of the image and of compose, on the engine of `doc
 	-$(if $(QUICK),timeout --signal=INT 900) $(BIN)/python -m tests.e2e.docker.compose_v2
 	$(BIN)/python -m pytest tests/e2e/docker -rs -p no:cacheprovider $(if $(QUICK),-m "not slow")
 
-e2e-k8s: $(READY) ## tests on kubectl's cluster, or on an API server with the operators, built once (20 minutes, 2 GB)
+e2e-k8s: $(READY) ## tests on kubectl's cluster, or on an API server with the operators, built once (20 minutes, 2 GB); KUBERNETES=1.37
 	$(BIN)/python -m tests.e2e.k8s
 
 e2e-train: $(READY) ## tests that train for minutes: half an hour

@@ -88,7 +88,9 @@ def test_every_pod_has_what_training_in_a_pod_needs(plan: Plan, manifests: list[
         grace_s = max(120, plan.job.preemption.grace if plan.job.preemption else 0)
         assert spec["terminationGracePeriodSeconds"] == int(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) + 30 == grace_s
         assert (spec["enableServiceLinks"], spec["automountServiceAccountToken"]) == (False, False)
-        assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+        istio, linkerd = "sidecar.istio.io/inject", "linkerd.io/inject"
+        found = template["metadata"]["annotations"] | template["metadata"]["labels"]
+        assert (found[istio], found["istio.io/dataplane-mode"], found[linkerd]) == ("false", "none", "disabled")
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         places = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
         assert places["/dev/shm"]["emptyDir"]["medium"] == "Memory"

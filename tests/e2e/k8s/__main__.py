@@ -7,6 +7,7 @@ Uses the first of these that is to be had, says which, and skips where there is 
 
 For 2 and 3 everything runs below one process in namespaces of its own (processes, network, mounts), with its files in
 a tmpfs that nobody else sees: when that process ends, for whatever reason, the kernel takes all of it away.
+E2E_K8S_NETWORK=ipv6 makes a cluster without IPv4 and with another domain, KUBERNETES=1.37 a newer one (parts.py).
 """
 
 import os

@@ -3,6 +3,7 @@
 import http.client
 import json
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 
 Object = dict[str, Any]
 
+# What Go's clients say when the server did not answer in time.
+BUSY = ("client connection lost", "TLS handshake timeout")
 _STRATEGIC = "application/strategic-merge-patch+json"
 
 
@@ -42,8 +45,7 @@ class Api:
             try:
                 yield from self._watch(path)
             except (OSError, http.client.HTTPException):
-                if not self._closed:
-                    raise
+                time.sleep(1)  # the server is busy, or `close` was called
 
     def close(self) -> None:
         self._closed = True
@@ -72,8 +74,7 @@ class Api:
                 return found
         except urllib.error.HTTPError as error:
             reason = error.read().decode()
-            busy = error.code == 504 or "client connection lost" in reason  # the server did not answer in time
-            if busy and method != "POST":
+            if method != "POST" and (error.code == 504 or any(why in reason for why in BUSY)):
                 return self._call(method, path, body, kind)
             if error.code in (404, 409) or '"NamespaceTerminating"' in reason:
                 raise Gone(path) from None

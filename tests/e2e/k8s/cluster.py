@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import HANG_S
-from tests.e2e.k8s.api import Object
+from tests.e2e.k8s.api import BUSY, Object
 from tests.e2e.k8s.kubelet import Kubelet
 
 # Target → resource of its top object, where its spec holds `suspend`, and the condition of success.
@@ -25,7 +25,7 @@ DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeede
 # could not renew its lease on a busy machine starts again.  There, the API server and kubectl give up waiting, too.
 _TOO_SOON = (
     *("trainingruntime must be created before the trainjob is created", "no endpoints available"),
-    *("context deadline exceeded", "client.timeout"),
+    *("context deadline exceeded", "client.timeout", *BUSY),
 )
 
 
@@ -42,21 +42,25 @@ class Cluster:
         return subprocess.run(command, input=text, capture_output=True, text=True)
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
-        """What kubectl prints; a failure and a warning end the test."""
-        return _checked(self.try_kubectl(*words, text=text))
+        """What kubectl prints; a failure and a warning end the test, but not a server that cannot answer yet."""
+        said = ""
+
+        def answered() -> bool:
+            nonlocal said
+            done = self.try_kubectl(*words, text=text)
+            said += done.stdout
+            if any(reason.lower() in done.stderr.lower() for reason in _TOO_SOON):
+                return False
+            assert done.returncode == 0, f"{' '.join(done.args)}: {done.stderr}{done.stdout}"
+            assert "Warning" not in done.stderr, done.stderr
+            return True
+
+        self.until(answered, "the API server and the operators answer")
+        return said
 
     def apply(self, manifests: str, *words: str) -> str:
         """`render-job … | kubectl apply --server-side -f -`, which refuses fields that the API server does not know."""
-        command, said = ("apply", "--server-side", "--filename", "-", *words), ""
-
-        def applied() -> bool:
-            nonlocal said
-            done = self.try_kubectl(*command, text=manifests)
-            said += done.stdout
-            return not any(reason in done.stderr.lower() for reason in _TOO_SOON) and bool(_checked(done))
-
-        self.until(applied, "the operators take the manifests")
-        return said
+        return self.kubectl("apply", "--server-side", "--filename", "-", *words, text=manifests)
 
     def needs(self, target: str) -> None:
         """Skip the test where the kind of a target is not served."""
@@ -97,6 +101,10 @@ class Cluster:
         )["items"]
         return found
 
+    def uids(self, namespace: str) -> set[str]:
+        """Of all pods."""
+        return {pod["metadata"]["uid"] for pod in self.pods(namespace)}
+
     def succeeds(self, namespace: str, target: str, name: str) -> None:
         """Wait until the job has succeeded; a job that fails does not."""
         failed = "Failed"
@@ -109,11 +117,15 @@ class Cluster:
 
         self.until(done, f"{target} {name} has succeeded")
 
+    def fails(self, namespace: str, target: str, name: str) -> None:
+        words = ("--for=condition=Failed", f"--timeout={HANG_S}s", "--namespace", namespace)
+        self.kubectl("wait", *words, f"{RESOURCES[target]}/{name}")
+
     def until(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + HANG_S
         while not condition():
             assert time.monotonic() < end, f"it did not come to pass that {what}"
-            time.sleep(0.2)
+            time.sleep(0.5)  # kubectl itself takes as much of a core
 
     def wait_for_end(self, start: str) -> None:
         """Wait until the namespaces are gone whose names begin so."""
@@ -126,9 +138,3 @@ class Cluster:
         """Everything that explains a test that failed: pods, events, and what the pods printed."""
         objects = self.try_kubectl("get", "pods,services,events", "--namespace", namespace, "--output=wide").stdout
         return objects + (self.kubelet.logs(namespace) if self.kubelet else "")
-
-
-def _checked(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, f"{' '.join(done.args)}: {done.stderr}{done.stdout}"
-    assert "Warning" not in done.stderr, done.stderr
-    return done.stdout

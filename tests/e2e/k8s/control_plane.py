@@ -8,11 +8,13 @@ from pathlib import Path
 
 from tests.cli import HANG_S
 from tests.e2e.k8s.parts import Parts
-from tests.e2e.k8s.sandbox import GATEWAY
+from tests.e2e.k8s.sandbox import GATEWAY, IPV6, in_url
 
 PORT = 6443
 # The API server's variables in every pod; no proxy stands before it, so it is named by its own address.
 SERVER = {"KUBERNETES_SERVICE_HOST": GATEWAY, "KUBERNETES_SERVICE_PORT": str(PORT)}
+_URL = f"https://{in_url(GATEWAY)}:{PORT}"
+_SERVICES = "fd00:96::/112" if IPV6 else "10.96.0.0/16"
 _TOKEN = "administrator"  # reachable from the pods' network only, which ends with this process
 _CONTROLLERS = """
     deployment-controller endpointslice-controller garbage-collector-controller job-controller namespace-controller
@@ -51,7 +53,7 @@ class ControlPlane:
             "kube-apiserver",
             *(f"--etcd-servers={client}", f"--bind-address={GATEWAY}", f"--advertise-address={GATEWAY}"),
             *(f"--secure-port={PORT}", "--cert-dir=certificates", "--token-auth-file=tokens"),
-            *("--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16"),
+            *("--authorization-mode=RBAC", f"--service-cluster-ip-range={_SERVICES}"),
             "--service-account-issuer=https://kubernetes.default.svc",
             *("--service-account-key-file=accounts.pub", "--service-account-signing-key-file=accounts.key"),
             # Webhooks are called at the addresses of their pods; there is no proxy for addresses of Services.
@@ -97,7 +99,7 @@ class ControlPlane:
             "clusters": [
                 {
                     "name": "e2e",
-                    "cluster": {"server": f"https://{GATEWAY}:{PORT}", "certificate-authority": str(certificate)},
+                    "cluster": {"server": _URL, "certificate-authority": str(certificate)},
                 }
             ],
             "users": [{"name": "e2e", "user": {"token": _TOKEN}}],

@@ -25,7 +25,7 @@ from tests.clusters import words_and_environment
 from tests.e2e.k8s.api import Api, Gone, Object
 from tests.e2e.k8s.names import DOMAIN
 from tests.e2e.k8s.nodes import Nodes, now
-from tests.e2e.k8s.sandbox import GATEWAY, REPOSITORY, Container, Sandbox, address_of, send
+from tests.e2e.k8s.sandbox import GATEWAY, REPOSITORY, Container, Sandbox, address_of, in_url, send
 from tests.e2e.k8s.volumes import Volumes
 
 _LONGEST_BACKOFF_S = 300.0
@@ -269,10 +269,10 @@ class Pod(threading.Thread):
         while not _ended(process, timeout_s=0.5):
             if time.monotonic() > self._deadline:
                 send(process, signal.SIGKILL)
-            volumes.refresh()
-            if not ready and _answers(sandbox.address, container):
-                ready = True
-                self._tell(conditions=_ready(True))
+            if not ready:
+                volumes.refresh()  # an operator fills its own Secret before it answers
+                if ready := _answers(sandbox.address, container):
+                    self._tell(conditions=_ready(True))
         with self._lock:
             self._process = None
         return process.returncode
@@ -311,13 +311,13 @@ class Pod(threading.Thread):
         own = hostname = self._hostname()
         if "subdomain" in self._spec:
             own = f"{hostname}.{self._spec['subdomain']}.{self.namespace}.{DOMAIN} {hostname}"
-        search = f"{self.namespace}.{DOMAIN} {DOMAIN} cluster.local"
+        search = f"{self.namespace}.{DOMAIN} {DOMAIN} {DOMAIN.removeprefix('svc.')}"
         return {
             "/etc/resolv.conf": f"nameserver {GATEWAY}\nsearch {search}\noptions ndots:5\n",
             "/etc/hosts": f"127.0.0.1 localhost\n{address_of(self._number)} {own}\n",
             "/etc/hostname": f"{hostname}\n",
             # What the training operator's init container calls; it asks the same name server.
-            "/bin-of-images/nslookup": '#!/bin/sh\nexec getent ahostsv4 "$1"\n',
+            "/bin-of-images/nslookup": '#!/bin/sh\nexec getent ahosts "$1"\n',
         }
 
     def _tell(self, **status: Any) -> None:
@@ -342,7 +342,7 @@ def _answers(address: str, container: Object) -> bool:
     ports = {port.get("name"): port["containerPort"] for port in container["ports"]}
     port = ports.get(probe["port"], probe["port"])
     try:
-        with urllib.request.urlopen(f"http://{address}:{port}{probe['path']}", timeout=3):
+        with urllib.request.urlopen(f"http://{in_url(address)}:{port}{probe['path']}", timeout=3):
             return True
     except OSError:
         return False

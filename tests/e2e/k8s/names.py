@@ -8,9 +8,11 @@ import struct
 import threading
 
 from tests.e2e.k8s.api import Api, Object
+from tests.e2e.k8s.sandbox import IPV6
 
-DOMAIN = "svc.cluster.local"
-_A, _NO_SUCH_NAME = 1, 3
+DOMAIN = "svc.another.example" if IPV6 else "svc.cluster.local"  # as administrators may choose
+_FAMILY, _RECORD = (socket.AF_INET6, 28) if IPV6 else (socket.AF_INET, 1)
+_NO_SUCH_NAME = 3
 
 
 class Names:
@@ -19,7 +21,7 @@ class Names:
     def __init__(self, api: Api, address: str) -> None:
         self._api = api
         self._slices: dict[str, dict[str, list[str]]] = {}
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket = socket.socket(_FAMILY, socket.SOCK_DGRAM)
         self._socket.bind((address, 53))
         for work in (self._learn, self._answer):
             threading.Thread(target=work, daemon=True).start()
@@ -36,11 +38,12 @@ class Names:
             question, peer = self._socket.recvfrom(512)
             name, kind, end = _question(question)
             known = [entry[name] for entry in list(self._slices.values()) if name in entry]
-            found = [address for entry in known for address in entry] if kind == _A else []
+            found = [address for entry in known for address in entry] if kind == _RECORD else []
             # Authoritative, recursion is not to be had; one question, so many answers.
             flags = 0x8400 | (0 if known else _NO_SUCH_NAME)
             head = question[:2] + struct.pack(">5H", flags, 1, len(found), 0, 0)
-            answers = (struct.pack(">3HIH", 0xC00C, _A, 1, 0, 4) + socket.inet_aton(address) for address in found)
+            packed = (socket.inet_pton(_FAMILY, address) for address in found)
+            answers = (struct.pack(">3HIH", 0xC00C, _RECORD, 1, 0, len(one)) + one for one in packed)
             self._socket.sendto(head + question[12:end] + b"".join(answers), peer)
 
 

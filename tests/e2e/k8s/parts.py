@@ -16,12 +16,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.go_modules import CannotBuildError, cache, go, new
 
 MODULE = Path(__file__).parent / "parts"
+_KUBERNETES = os.environ.get("KUBERNETES", "1.36")
 # Program → the name under which `go install` leaves it.
 CONTROL_PLANE = {"kube-apiserver": "kube-apiserver", "etcd": "server"}
 CONTROLLERS = {
@@ -31,16 +33,13 @@ CONTROLLERS = {
     "jobset": "jobset",
     "kueue": "kueue",
 }
-# KUBERNETES → programs that are built in a folder of their own, with these changes of parts/go.mod.  The operators keep
-# the libraries that they were released with.
-_NEWER: dict[str, dict[tuple[str, ...], dict[str, str]]] = {
+# KUBERNETES → programs that are built in a folder of their own, and what changes in parts/go.mod for them.  The other
+# operators keep the libraries that they were released with.
+_NEWER = {
     "1.36": {},
     "1.37": {
-        ("kube-apiserver", "kube-controller-manager"): {
-            "/kubernetes v1.36.3": "/kubernetes v1.37.2",
-            " v0.36.3": " v0.37.2",
-        },
-        ("kueue",): {"/kueue v0.18.4": "/kueue v0.19.2"},
+        ("kube-apiserver", "kube-controller-manager"): (r"\bv([01])\.36\.3\b", r"v\1.37.2"),
+        ("kueue",): (r"/kueue v0\.18\.4\b", "/kueue v0.19.2"),
     },
 }
 # Program → Go module and the folder in it from which `kubectl kustomize` makes the operator's manifests.
@@ -61,41 +60,20 @@ class Parts:
     manifests: dict[str, Path]
 
 
-@dataclass(frozen=True)
-class _Build:
-    """Programs that one go.mod gives; another text of it has another folder."""
-
-    programs: tuple[str, ...]
-    go_mod: str
-
-    @property
-    def folder(self) -> Path:
-        return cache(f"kubernetes-{hashlib.sha256(self.go_mod.encode()).hexdigest()[:12]}")
-
-
-def _version() -> str:
-    version = os.environ.get("KUBERNETES", "1.36")
-    if version not in _NEWER:
-        sys.exit(f"KUBERNETES is {version}; there are parts of {' and '.join(_NEWER)}")
-    return version
-
-
-def _builds() -> list[_Build]:
-    """All builds; of a program that several have, the last one counts."""
+def _builds() -> dict[Path, tuple[tuple[str, ...], str]]:
+    """Folder → the programs that are built there, and their go.mod; of a program in two, the last one counts."""
+    if _KUBERNETES not in _NEWER:
+        sys.exit(f"KUBERNETES is {_KUBERNETES}; there are parts of {' and '.join(_NEWER)}")
     pinned = (MODULE / "go.mod").read_text()
-    builds = [_Build((*CONTROL_PLANE, *CONTROLLERS), pinned)]
-    for programs, changes in _NEWER[_version()].items():
-        text = pinned
-        for old, newer in changes.items():
-            text = text.replace(old, newer)
-        builds.append(_Build(programs, text))
-    return builds
+    builds: list[tuple[tuple[str, ...], str]] = [((*CONTROL_PLANE, *CONTROLLERS), pinned)]
+    builds += [(programs, re.sub(*change, pinned)) for programs, change in _NEWER[_KUBERNETES].items()]
+    return {cache(f"kubernetes-{hashlib.sha256(one[1].encode()).hexdigest()[:12]}"): one for one in builds}
 
 
 def find() -> Parts | None:
     """What is here; None without an API server and etcd.  Of the controllers there may be none, some or all."""
-    built = {name: one.folder / name for one in _builds() for name in one.programs}
-    source, places = f"Kubernetes {_version()}, built from Go modules", {name: [built[name]] for name in built}
+    built = {name: folder / name for folder, (names, _) in _builds().items() for name in names}
+    source, places = f"Kubernetes {_KUBERNETES}, built from Go modules", {name: [built[name]] for name in built}
     given = Path(os.environ.get("KUBEBUILDER_ASSETS", os.devnull))
     if all(_runs(given / name) for name in CONTROL_PLANE):
         source, places = "found through KUBEBUILDER_ASSETS", {name: [given / name, built[name]] for name in built}
@@ -111,28 +89,29 @@ def _runs(program: Path) -> bool:
 
 def build() -> str:
     """Build everything that is not in the cache; in words why that is impossible, or nothing."""
-    for one in _builds():
-        if not all((one.folder / name).exists() for name in one.programs):
-            if not shutil.which("kubectl"):
-                return "kubectl is not installed"
-            print(f"building {', '.join(one.programs)} into {one.folder}", flush=True)
-            try:
-                _make(one)
-            except CannotBuildError as problem:
-                return str(problem)
+    for folder, (programs, go_mod) in _builds().items():
+        if all((folder / name).exists() for name in programs):
+            continue
+        if not shutil.which("kubectl"):
+            return "kubectl is not installed"
+        print(f"building {', '.join(programs)} into {folder}", flush=True)
+        try:
+            _build(folder, programs, go_mod)
+        except CannotBuildError as problem:
+            return str(problem)
     return ""
 
 
-def _make(build: _Build) -> None:
-    with new(build.folder) as made:
+def _build(folder: Path, programs: Sequence[str], go_mod: str) -> None:
+    with new(folder) as made:
         module = shutil.copytree(MODULE, made.parent / "module")
-        (module / "go.mod").write_text(build.go_mod)
+        (module / "go.mod").write_text(go_mod)
         flags = {"GOFLAGS": "-mod=mod -buildvcs=false"}  # Go may write a go.sum
         # The downloads come first: whether there is a proxy is known after seconds and not after minutes.
         go("mod", "download", folder=module, **flags)
-        names = {name: made_as for name, made_as in {**CONTROL_PLANE, **CONTROLLERS}.items() if name in build.programs}
-        tools = re.findall(rf"^\t(\S+/(?:{'|'.join(names.values())})(?:/v3)?)$", build.go_mod, re.MULTILINE)
-        go("install", f"-ldflags={_link_flags(build.go_mod)}", *tools, folder=module, GOBIN=str(made), **flags)
+        names = {name: made_as for name, made_as in {**CONTROL_PLANE, **CONTROLLERS}.items() if name in programs}
+        tools = re.findall(rf"^\t(\S+/(?:{'|'.join(names.values())})(?:/v3)?)$", go_mod, re.MULTILINE)
+        go("install", f"-ldflags={_link_flags(go_mod)}", *tools, folder=module, GOBIN=str(made), **flags)
         for name, made_as in names.items():
             (made / made_as).rename(made / name)
         for name in MANIFESTS.keys() & names:

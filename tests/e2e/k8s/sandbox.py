@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO
 
 REPOSITORY = Path(__file__).parents[3]
-GATEWAY = "10.244.0.1"
-_PREFIX_BITS = 16
+IPV6 = os.environ.get("E2E_K8S_NETWORK") == "ipv6"  # a cluster that has no IPv4
+GATEWAY = "fd00:244::1" if IPV6 else "10.244.0.1"
+_PREFIX_BITS = "64 nodad" if IPV6 else "16"
 _BRIDGE = "pods"
 _TOOLS = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 # The folders that every root folder shows; of the rest of this machine it shows nothing.
@@ -44,7 +45,7 @@ def open_network() -> None:
     for command in (
         "ip link set lo up",
         f"ip link add {_BRIDGE} type bridge",
-        f"ip addr add {GATEWAY}/{_PREFIX_BITS} dev {_BRIDGE}",
+        f"ip addr add dev {_BRIDGE} {GATEWAY}/{_PREFIX_BITS}",
         f"ip link set {_BRIDGE} up",
     ):
         subprocess.run(command.split(), env=_TOOLS, check=True)
@@ -52,7 +53,11 @@ def open_network() -> None:
 
 def address_of(number: int) -> str:
     """The address of a pod; the first one is the gateway's."""
-    return f"10.244.{number >> 8}.{number & 255}"
+    return f"fd00:244::{number:x}" if IPV6 else f"10.244.{number >> 8}.{number & 255}"
+
+
+def in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 class Sandbox:
@@ -74,7 +79,7 @@ class Sandbox:
             ip link add eth0 type veth peer name {self._link} netns 1
             nsenter --target 1 --net ip link set {self._link} master {_BRIDGE} up
             ip link set lo up
-            ip addr add {self.address}/{_PREFIX_BITS} dev eth0
+            ip addr add dev eth0 {self.address}/{_PREFIX_BITS}
             ip link set eth0 up
             ip route add default via {GATEWAY}
             echo ready

@@ -1,5 +1,6 @@
 """The API server and the operators' webhooks take what we render, without a word about a field they do not know."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from jobspec import targets
 from jobspec.artifact import load, render
 from jobspec.problems import SpecError
+from tests.cli import HANG_S
 from tests.clusters import KINDS, documents
 from tests.e2e.k8s.cluster import Cluster
 from tests.e2e.k8s.sandbox import REPOSITORY
@@ -15,11 +17,26 @@ from tests.e2e.k8s.specs import job, rendered
 
 SPECS = [*sorted((REPOSITORY / "jobs").glob("*.yaml")), *sorted((REPOSITORY / "tests/specs/ok").glob("*.yaml"))]
 EXAMPLES = sorted((REPOSITORY / "k8s").glob("*.yaml"))
-# Kinds of schedulers and queues, which are not among the parts: a cluster that has them takes these, too.
-FOREIGN = {
-    "PodGroup": "podgroups.scheduling.volcano.sh",
-    "ClusterQueue": "clusterqueues.kueue.x-k8s.io",
-}
+# Kinds of schedulers and queues; a cluster without them skips what needs them.
+FOREIGN = ("ClusterQueue", "PodGroup")
+# Gang schedulers are not among the parts.  What we may write into their PodGroups beside minMember, from the types of
+# volcano.sh/apis 1.14 and scheduler-plugins 0.35.
+PODGROUPS = {"scheduling.volcano.sh/v1beta1": ("queue", "priorityClassName"), "scheduling.x-k8s.io/v1alpha1": ()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def podgroups(cluster: Cluster) -> None:
+    """The API server of the parts knows the PodGroups of gang schedulers."""
+    for place, texts in PODGROUPS.items() if cluster.kubelet is not None else ():
+        group, version = place.split("/")
+        fields = {"minMember": {"type": "integer", "minimum": 1}, **{key: {"type": "string"} for key in texts}}
+        schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": fields}}}
+        served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        names = {"kind": "PodGroup", "plural": "podgroups"}
+        head = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+        spec = {"group": group, "names": names, "scope": "Namespaced", "versions": [served]}
+        cluster.apply(json.dumps({**head, "metadata": {"name": f"podgroups.{group}"}, "spec": spec}))
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/podgroups.{group}", f"--timeout={HANG_S}s")
 
 
 def of_targets(files: list[Path]) -> list[object]:
@@ -52,12 +69,10 @@ def test_example_is_admitted_without_a_warning(example: Path, cluster: Cluster, 
 
 def admitted(cluster: Cluster, manifests: str, namespace: str) -> None:
     found = documents(manifests)
-    foreign = {FOREIGN[manifest["kind"]] for manifest in found if manifest["kind"] in FOREIGN}
-    if any("podGroupPolicy" in manifest.get("spec", {}) for manifest in found):
-        foreign.add(FOREIGN["PodGroup"])  # which the operator of TrainJob makes
-    for kind in foreign:
-        if cluster.try_kubectl("get", kind, "--all-namespaces").returncode:
-            pytest.skip(f"this cluster has no {kind}: install its CRD and controller, then run this again")
+    for manifest in found:
+        resource = f"{manifest['kind']}.{manifest['apiVersion'].partition('/')[0]}"
+        if manifest["kind"] in FOREIGN and cluster.try_kubectl("get", resource).returncode:
+            pytest.skip(f"this cluster has no {resource}")
     # Really made, not a dry run: a TrainJob is held against the runtime before it.
     made = cluster.apply(manifests)
     lines = made.splitlines()  # twice where the webhook of TrainJob did not know the runtime yet

@@ -3,9 +3,8 @@
 import threading
 from pathlib import Path
 
-from tests.cli import HANG_S
 from tests.clusters import KINDS
-from tests.e2e.k8s.cluster import RESOURCES, Cluster
+from tests.e2e.k8s.cluster import Cluster
 from tests.e2e.k8s.specs import job, rendered
 
 OWN = ["jobs/scripts/own.py", "--steps", "1"]
@@ -45,5 +44,4 @@ def test_pods_give_node_0_up_after_the_timeout_of_the_rendezvous(
 ) -> None:
     start(cluster, namespace, tmp_path, rendezvous={"timeout": "5s"})
     for target in KINDS:
-        words = ("--for=condition=Failed", f"--timeout={HANG_S}s", "--namespace", namespace)
-        cluster.kubectl("wait", *words, f"{RESOURCES[target]}/{target}")
+        cluster.fails(namespace, target, target)

@@ -35,11 +35,7 @@ def gone(cluster: Cluster, namespace: str) -> None:
 def both_pods(cluster: Cluster, namespace: str) -> set[str]:
     """The pods of a job of two nodes, when both are there; one that ends late may be deleted with the job's success."""
     cluster.until(lambda: len(cluster.pods(namespace)) == 2, "two pods are there")
-    return uids(cluster, namespace)
-
-
-def uids(cluster: Cluster, namespace: str) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
+    return cluster.uids(namespace)
 
 
 @pytest.mark.parametrize("target", KINDS)
@@ -110,7 +106,7 @@ def test_job_that_is_applied_again_is_left_as_it_is(
     apply_again()
     cluster.succeeds(namespace, target, "job")
     apply_again()
-    assert uids(cluster, namespace) <= before
+    assert cluster.uids(namespace) <= before
 
 
 @pytest.mark.parametrize("target", KINDS)
@@ -128,4 +124,4 @@ def test_changed_manifest_does_not_touch_the_pods_of_a_job_that_runs(
     refused = target in ("indexedjob", "jobset")
     assert (done.returncode != 0, "immutable" in done.stderr) == (refused, refused)
     cluster.succeeds(namespace, target, "job")
-    assert uids(cluster, namespace) <= before
+    assert cluster.uids(namespace) <= before

@@ -19,7 +19,7 @@ HOST = "kubernetes.io/hostname"
 INDEX = "batch.kubernetes.io/job-completion-index"
 # What differs from one pod to the next of its kind.
 _OWN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=kube-api-access-)\w+")
-Queue = Callable[..., Callable[[str], None]]
+Queue = Callable[..., Callable[[str], str]]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def queue(cluster: Cluster, namespace: str) -> Iterator[Queue]:
     if cluster.try_kubectl("get", "clusterqueues.kueue.x-k8s.io").returncode:
         pytest.skip("this cluster has no Kueue")
 
-    def make(**flavor: object) -> Callable[[str], None]:
+    def make(**flavor: object) -> Callable[[str], str]:
         resources = [{"name": name, "nominalQuota": quota} for name, quota in (("cpu", 100), ("memory", "100Gi"))]
         flavors = [{"name": namespace, "resources": resources}]
         groups = [{"coveredResources": ["cpu", "memory"], "flavors": flavors}]
@@ -39,12 +39,8 @@ def queue(cluster: Cluster, namespace: str) -> Iterator[Queue]:
         ):
             metadata = {"name": name, **({"namespace": namespace} if kind == "LocalQueue" else {})}
             cluster.apply(json.dumps({"apiVersion": KUEUE, "kind": kind, "metadata": metadata, "spec": spec}))
-        return lambda policy: cluster_queue(
-            "patch", "--type=merge", f'--patch={{"spec": {{"stopPolicy": "{policy}"}}}}'
-        )
-
-    def cluster_queue(verb: str, *words: str) -> None:
-        cluster.kubectl(verb, "clusterqueues.kueue.x-k8s.io", namespace, *words)
+        patch = ("patch", "clusterqueues.kueue.x-k8s.io", namespace, "--type=merge", "--patch")
+        return lambda policy: cluster.kubectl(*patch, json.dumps({"spec": {"stopPolicy": policy}}))
 
     yield make
     for kind in ("clusterqueues", "resourceflavors", "topologies"):
@@ -97,12 +93,12 @@ def test_job_applied_twice_in_each_state_of_its_queue_has_the_pods_of_one_apply(
         begun += 2 * nodes
         has_pods(2 * nodes, cluster, namespace)
         have_begun(begun, cluster, namespace)
-        before = uids(cluster, namespace)
+        before = cluster.uids(namespace)
         for _ in range(2):
             cluster.apply(twice)
         diff = cluster.try_kubectl("diff", "--server-side", "--filename", "-", text=twice)
         assert (diff.returncode, diff.stdout) == (0, ""), diff.stdout + diff.stderr
-        assert uids(cluster, namespace) == before
+        assert cluster.uids(namespace) == before
         applied_once, applied_twice = (of_job(name, cluster, namespace) for name in ("job-1", "job-2"))
         assert not list(difflib.unified_diff(applied_once, applied_twice))
         assert sum(line == "{" for line in applied_once) == nodes
@@ -136,66 +132,52 @@ def have_begun(number: int, cluster: Cluster, namespace: str) -> None:
     cluster.until(lambda: logs(namespace).count("it has begun") == number, f"{number} processes have begun")
 
 
-def uids(cluster: Cluster, namespace: str) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
-
-
 def of_job(name: str, cluster: Cluster, namespace: str) -> list[str]:
     """What the pods of a job are, as lines of JSON, without what is each pod's own."""
     found = []
     for pod in cluster.pods(namespace):
         if pod["metadata"]["labels"]["app.kubernetes.io/instance"] == name:
             keys = {section: sorted(pod["metadata"][section]) for section in ("labels", "annotations")}
-            spec = pod["spec"] | {
-                "tolerations": sorted(pod["spec"]["tolerations"], key=json.dumps)
-            }  # Kueue has no order
-            text = json.dumps({**keys, "spec": spec}, indent=1, sort_keys=True)
+            pod["spec"]["tolerations"].sort(key=json.dumps)  # Kueue has no order
+            text = json.dumps({**keys, "spec": pod["spec"]}, indent=1, sort_keys=True)
             found.append(_OWN.sub("", text.replace(name, "job")))
     return "\n".join(sorted(found)).splitlines()
 
 
+@pytest.fixture
+def placed(cluster: Cluster, namespace: str, queue: Queue, tmp_path: Path) -> Callable[..., list[str]]:
+    """Says where Kueue puts the nodes of a job, in their order, if the blocks have room for these numbers of pods."""
+
+    def place(target: str, blocks: dict[str, int], nodes: int, **topology: object) -> list[str]:
+        cluster.needs_controllers(target)
+        stop = queue(nodeLabels={"e2e": namespace}, topologyName=namespace)
+        levels = {"levels": [{"nodeLabel": BLOCK}, {"nodeLabel": HOST}]}
+        kind = {"apiVersion": KUEUE, "kind": "Topology"}
+        cluster.apply(json.dumps({**kind, "metadata": {"name": namespace}, "spec": levels}))
+        for block, pods in blocks.items():
+            node(cluster, f"{namespace}-{block}", {BLOCK: f"block-{block}", "e2e": namespace}, pods)
+        keys = {"nodes": nodes, "topology": {"required": BLOCK, **topology}}
+        cluster.apply(rendered(target, queued(cluster, command=["jobs/scripts/own.py"]) | keys, namespace, tmp_path))
+        stop("None")
+        has_pods(nodes, cluster, namespace)
+        cluster.until(lambda: all(hosts(cluster, namespace)), "each pod has its place")
+        return [host.removeprefix(f"{namespace}-") for host in hosts(cluster, namespace)]
+
+    return place
+
+
 @pytest.mark.parametrize("target", KINDS)
 def test_all_pods_of_a_job_with_required_topology_are_in_one_block(
-    target: str, cluster: Cluster, namespace: str, queue: Queue, tmp_path: Path
+    target: str, placed: Callable[..., list[str]]
 ) -> None:
     """Block a has room for one pod, and b for all three; one pod alone would go to a, where it fits best."""
-    assert placed(target, {"a": 1, "b": 3}, 3, {}, cluster, namespace, queue, tmp_path) == ["b"] * 3
+    assert placed(target, {"a": 1, "b": 3}, nodes=3) == ["b"] * 3
 
 
 @pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "pytorchjob"])
-def test_each_segment_of_ranks_is_in_one_block(
-    target: str, cluster: Cluster, namespace: str, queue: Queue, tmp_path: Path
-) -> None:
+def test_each_segment_of_ranks_is_in_one_block(target: str, placed: Callable[..., list[str]]) -> None:
     """Both blocks have room for three of the four pods."""
-    blocks = placed(target, {"a": 3, "b": 3}, 4, {"segment": 2}, cluster, namespace, queue, tmp_path)
-    assert blocks in (["a", "a", "b", "b"], ["b", "b", "a", "a"])
-
-
-def placed(
-    target: str,
-    blocks: dict[str, int],
-    nodes: int,
-    topology: dict[str, int],
-    cluster: Cluster,
-    namespace: str,
-    queue: Queue,
-    tmp_path: Path,
-) -> list[str]:
-    """Where Kueue puts the nodes of a job, in their order, if the blocks have room for these numbers of pods."""
-    cluster.needs_controllers(target)
-    stop = queue(nodeLabels={"e2e": namespace}, topologyName=namespace)
-    levels = {"levels": [{"nodeLabel": BLOCK}, {"nodeLabel": HOST}]}
-    cluster.apply(
-        json.dumps({"apiVersion": KUEUE, "kind": "Topology", "metadata": {"name": namespace}, "spec": levels})
-    )
-    for block, pods in blocks.items():
-        node(cluster, f"{namespace}-{block}", {BLOCK: f"block-{block}", "e2e": namespace}, pods)
-    keys = {"nodes": nodes, "topology": {"required": BLOCK, **topology}}
-    cluster.apply(rendered(target, queued(cluster, command=["jobs/scripts/own.py"]) | keys, namespace, tmp_path))
-    stop("None")
-    has_pods(nodes, cluster, namespace)
-    cluster.until(lambda: all(hosts(cluster, namespace)), "each pod has its place")
-    return [host.removeprefix(f"{namespace}-") for host in hosts(cluster, namespace)]
+    assert placed(target, {"a": 3, "b": 3}, nodes=4, segment=2) in (["a", "a", "b", "b"], ["b", "b", "a", "a"])
 
 
 def hosts(cluster: Cluster, namespace: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests import cli
 from tests.clusters import KINDS
-from tests.e2e.k8s.cluster import RESOURCES, Cluster
+from tests.e2e.k8s.cluster import Cluster
 from tests.e2e.k8s.specs import STEPS, TRAINING, job, rendered, training
 from train.config import to_argv
 
@@ -47,11 +47,6 @@ def test_pod_that_is_killed_is_replaced_and_the_job_resumes(
     assert f"resume: {Path('/checkpoints/run/step-')}" in player.logs(namespace)
 
 
-def _fails(cluster: Cluster, namespace: str, target: str) -> None:
-    words = ("--for=condition=Failed", f"--timeout={cli.HANG_S}s", "--namespace", namespace, f"{RESOURCES[target]}/job")
-    cluster.kubectl("wait", *words)
-
-
 @pytest.mark.parametrize("target", KINDS)
 def test_job_that_always_fails_is_tried_again_and_then_given_up(
     target: str, cluster: Cluster, namespace: str, tmp_path: Path
@@ -59,6 +54,6 @@ def test_job_that_always_fails_is_tried_again_and_then_given_up(
     cluster.needs_controllers(target)
     spec = job(cluster.image, command=["jobs/scripts/own.py", "--steps", "not-a-number"], max_restarts=1)
     cluster.apply(rendered(target, spec, namespace, tmp_path))
-    _fails(cluster, namespace, target)
+    cluster.fails(namespace, target, "job")
     starts = [log for log in cluster.player().logs(namespace).split("== ") if "not-a-number" in log]
     assert 2 < len(starts) <= 6, "two nodes, each started again once or twice"

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import HANG_S
 from tests.clusters import KINDS
-from tests.e2e.k8s.cluster import RESOURCES, Cluster
+from tests.e2e.k8s.cluster import Cluster
 from tests.e2e.k8s.specs import job, rendered
 
 # Of these kinds, what is still there after the ttl; docs/kubernetes.md says the same.
@@ -41,7 +40,6 @@ def test_job_that_may_restart_ends_at_its_time_limit(
     (tmp_path / "mine.py").write_text("import time\ntime.sleep(3000)\n")
     keys = {"command": ["mine.py"], "files": ["mine.py"], "max_restarts": 3, "time_limit": "40s"}
     cluster.apply(rendered(target, job(cluster.image, **keys), namespace, tmp_path))
-    name = f"{RESOURCES[target]}/job"
-    cluster.kubectl("wait", "--for=condition=Failed", f"--timeout={HANG_S}s", "--namespace", namespace, name)
+    cluster.fails(namespace, target, "job")
     gone = ("get", "pods", "--namespace", namespace, "--field-selector=status.phase=Running", "--output=name")
     cluster.until(lambda: not cluster.kubectl(*gone), "no pod runs")
