@@ -52,7 +52,7 @@ def test_processes_have_the_variables_that_explain_foretells(
         nodes=nodes,
         procs_per_node=2,
         command=["/work-of-job/mine.py"],
-        env={"NOTE": "$(OUT) $HOME $$ $é \"'"},
+        env={"EMPTY": "", "NOTE": "$(OUT) $HOME $$ $é \"'"},
         secrets=[{"TOKEN": {"secret": "hf", "key": "of-hf"}}],
         kubernetes=kubernetes,
         mounts=[{"claim": "work", "path": "/work-of-job"}],
