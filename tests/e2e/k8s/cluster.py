@@ -21,8 +21,8 @@ RESOURCES = {
 }
 DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeeded", "trainjob": "Complete"}
 
-# The webhook of TrainJob looks into what the operator has heard of so far, not at the API server; and an operator that
-# could not renew its lease on a busy machine starts again.  There, the API server and kubectl give up waiting, too.
+# The webhook of TrainJob looks into what the operator has heard of so far, not at the API server; and on a busy machine
+# an operator, the API server and kubectl answer late.
 _TOO_SOON = (
     *("trainingruntime must be created before the trainjob is created", "no endpoints available"),
     *("context deadline exceeded", "client.timeout", *BUSY),

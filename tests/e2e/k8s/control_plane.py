@@ -75,8 +75,10 @@ class ControlPlane:
         kueue = {"kueue"} & set(operators)
         for names in (set(operators) - kueue, kueue):  # Kueue's webhooks look at every pod, those of the others, too
             for name in sorted(names):
+                # On a busy machine an operator would lose its lease, and start again later each time.
+                text = self._parts.manifests[name].read_text().replace("leaderElect: true", "leaderElect: false")
                 # By the server: the definitions are too large for the annotation that the client would leave.
-                self._checked("apply", "--server-side", "--filename", str(self._parts.manifests[name]))
+                self._checked("apply", "--server-side", "--filename", "-", text=text)
             everywhere = ("deployments", "--all", "--all-namespaces")
             self._checked("wait", "--for=condition=Available", f"--timeout={HANG_S}s", *everywhere)
 
@@ -108,12 +110,12 @@ class ControlPlane:
         }
         self.kubeconfig.write_text(json.dumps(config))
 
-    def _kubectl(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def _kubectl(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         command = ["kubectl", "--kubeconfig", str(self.kubeconfig), *words]
-        return subprocess.run(command, capture_output=True, text=True)
+        return subprocess.run(command, input=text, capture_output=True, text=True)
 
-    def _checked(self, *words: str) -> None:
-        done = self._kubectl(*words)
+    def _checked(self, *words: str, text: str | None = None) -> None:
+        done = self._kubectl(*words, text=text)
         if done.returncode:
             raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr}\n{self._last_words()}")
 
