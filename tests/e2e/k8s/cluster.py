@@ -21,8 +21,8 @@ RESOURCES = {
 }
 DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeeded", "trainjob": "Complete"}
 
-# The webhooks of Trainer and Kueue look into what they have heard of so far, not at the API server; and on a busy machine
-# an operator, the API server and kubectl answer late.
+# The webhooks of Trainer and Kueue look into what they have heard of so far, not at the API server; and on a busy
+# machine an operator, the API server and kubectl answer late.
 _TOO_SOON = (
     *("trainingruntime must be created before the trainjob is created", "denied the request: runtime '"),
     *("no endpoints available", "context deadline exceeded", "client.timeout", *BUSY),
