@@ -24,7 +24,7 @@ FOREIGN = ("ClusterQueue", "PodGroup")
 PODGROUPS = {"scheduling.volcano.sh/v1beta1": ("queue", "priorityClassName"), "scheduling.x-k8s.io/v1alpha1": ()}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def podgroups(cluster: Cluster) -> None:
     """The API server of the parts knows the PodGroups of gang schedulers."""
     if cluster.kubelet is None:
