@@ -23,6 +23,13 @@ _CONTROLLERS = """
     serviceaccount-controller taint-eviction-controller ttl-after-finished-controller
 """
 
+# Of the operators: on a busy machine one would lose its lease, and start again later each time; Kueue 0.19 manages the
+# jobs of the training operator only if told to.
+_CONFIGURATION = {
+    "leaderElect: true": "leaderElect: false",
+    '# - "kubeflow.org/pytorchjob"': '- "kubeflow.org/pytorchjob"',
+}
+
 
 class ControlPlane:
     """etcd, kube-apiserver and, where it is to be had, kube-controller-manager, with their files in `folder`."""
@@ -75,8 +82,9 @@ class ControlPlane:
         kueue = {"kueue"} & set(operators)
         for names in (set(operators) - kueue, kueue):  # Kueue's webhooks look at every pod, those of the others, too
             for name in sorted(names):
-                # On a busy machine an operator would lose its lease, and start again later each time.
-                text = self._parts.manifests[name].read_text().replace("leaderElect: true", "leaderElect: false")
+                text = self._parts.manifests[name].read_text()
+                for shipped, ours in _CONFIGURATION.items():
+                    text = text.replace(shipped, ours)
                 # By the server: the definitions are too large for the annotation that the client would leave.
                 self._checked("apply", "--server-side", "--filename", "-", text=text)
             everywhere = ("deployments", "--all", "--all-namespaces")
