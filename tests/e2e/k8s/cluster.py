@@ -48,7 +48,7 @@ class Cluster:
         def answered() -> bool:
             nonlocal said
             done = self.try_kubectl(*words, text=text)
-            said += done.stdout
+            said = done.stdout  # of the last try alone: one that failed may have printed half of it
             if any(reason.lower() in done.stderr.lower() for reason in _TOO_SOON):
                 return False
             assert done.returncode == 0, f"{' '.join(done.args)}: {done.stderr}{done.stdout}"

@@ -86,7 +86,7 @@ def admitted(cluster: Cluster, manifests: str, namespace: str) -> None:
             pytest.skip(f"this cluster has no {resource}")
     # Really made, not a dry run: a TrainJob is held against the runtime before it.
     made = cluster.apply(manifests)
-    lines = made.splitlines()  # twice where the webhook of TrainJob did not know the runtime yet
+    lines = made.splitlines()
     assert len({line for line in lines if line.endswith(" serverside-applied")}) == len(found)
 
 
