@@ -238,10 +238,12 @@ class Pod(threading.Thread):
         restarts = 0
         last: Object = {}
         while True:
-            started = now()
+            started, log = now(), self._log(container, restarts)
             code = self._once(sandbox, volumes, container, kind, restarts, last)
             reason = "Completed" if code == 0 else "Error"
             over = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": now()}
+            if code and log.exists() and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+                over["message"] = log.read_bytes()[-2048:].decode(errors="replace")
             last = {"terminated": over}
             self._tell(**{kind.statuses: [_container_status(container, restarts, last, {})]}, conditions=_ready(False))
             if self._ending.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
@@ -253,14 +255,15 @@ class Pod(threading.Thread):
         self, sandbox: Sandbox, volumes: Volumes, container: Object, kind: _Kind, restarts: int, last: Object
     ) -> int:
         """Start a container and wait for its end; its exit code."""
-        log = self._kubelet.folder / "logs" / self.namespace
-        log.mkdir(parents=True, exist_ok=True)
-        log /= f"{self.name}.{self._number}.{container['name']}.{restarts}"
+        if "missing" in container["image"]:
+            waiting = {"waiting": {"reason": "ErrImagePull"}}
+            self._tell(**{kind.statuses: [_container_status(container, restarts, waiting, last)]})
+            self._ending.wait()
         prepared = self._container(sandbox, volumes, container)
         with self._lock:
             if self._ending.is_set():
                 return _TERMINATED
-            with log.open("wb") as output:
+            with self._log(container, restarts).open("wb") as output:
                 process = self._process = sandbox.start(prepared, output)
         running = {"running": {"startedAt": now()}}
         ready = "readinessProbe" not in container
@@ -276,6 +279,11 @@ class Pod(threading.Thread):
         with self._lock:
             self._process = None
         return process.returncode
+
+    def _log(self, container: Object, restarts: int) -> Path:
+        folder = self._kubelet.folder / "logs" / self.namespace
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self.name}.{self._number}.{container['name']}.{restarts}"
 
     def _container(self, sandbox: Sandbox, volumes: Volumes, container: Object) -> Container:
         image = self._kubelet.images(container["image"])
