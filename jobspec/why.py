@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 # Source: torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError.
 _FIELD = re.compile(r"^(.*?)  (time|host|rank|exitcode|traceback) *: (.*)$", re.MULTILINE)
 _NAME = r"(?!torch\.distributed\.elastic)[A-Z_a-z][\w.]*(?:Error|Exception|Interrupt|Iteration|Expired)(?:: .+)?"
-_OTHER = r"\S+\.py: error: .+|\S+: can't open .+|Cuda failure .+|Error response from daemon: .+"
+_OTHER = r"setup: this line failed: .+|\S+\.py: error: .+|\S+: can't open .+|Cuda failure .+|Error response from .+"
 _ERROR = re.compile(rf"^((?:\[[^]\n]*\]:? ?|\S+ *[:|] ){{0,4}}?) *({_NAME}|{_OTHER})$", re.MULTILINE)
 # How a rank ends because another one has ended.
 _FOLLOWS = re.compile(
@@ -35,10 +35,10 @@ _OF_ERRORS = {
     "No space left|Bus error|SIGBUS": "a disk is full, or /dev/shm: see resources.shm",
     "No module named": "install it where the job runs (image, setup), or set workdir",
     "No such file": "that path does not exist there: see workdir, files, mounts",
-    "EADDRINUSE|[Aa]ddress already in use|port in use": "another program has the port: see rendezvous.port",
+    "EADDRINUSE|ddress already in use|port in use": "another process has it: see rendezvous.port if it is the job's",
     "Timed out waiting": "a rank hangs: the key watch names it",
     "SIGSEGV|SIGABRT|code 139|core dumped": 'a library crashed: env: {PYTHONFAULTHANDLER: "1"} shows where',
-    "SIGKILL|Killed|code 137": "its memory limit or its grace period was over: see resources.memory",
+    "SIGKILL|Killed|code 137": "killed: its memory limit (see resources.memory), its grace period, or a person",
 }
 _OF_OTHERS = {
     "(?i)oom.?kill|out.of.me|exceeded memory limit": "out of memory: more resources.memory, or a smaller batch",

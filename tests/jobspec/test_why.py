@@ -12,7 +12,7 @@ from tests.command_line import command_line
 
 _CLOSED = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:123\n"
 _IMPORT = "ModuleNotFoundError: No module named 'mine'"
-_MEMORY = ": its memory limit or its grace period was over: see resources.memory"
+_MEMORY = ": killed: its memory limit (see resources.memory), its grace period, or a person"
 _ENDED_TOO = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 192 got signal: 15\n"
 # What torchrun's agents print when one of them does not come to node 0's store.
 _GONE = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
