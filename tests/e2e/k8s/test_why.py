@@ -30,16 +30,16 @@ torch.distributed.barrier()
 """
 # Name of the job → what is said.
 DEATHS = {
-    "sigkill": r"rank 1 on sigkill-1\S* ended with -9 \(SIGKILL\): its memory limit",
+    "sigkill": r"rank 1 on sigkill-1\S* ended with -9 \(SIGKILL\): killed: its memory limit",
     "sigsegv": r"rank 1 on sigsegv-1\S* ended with -11 \(SIGSEGV\): a library crashed",
     "import-1": r"rank 1 on import-1-1\S* ended with 1: ModuleNotFoundError: No module named 'missing': install it",
     "everywhere": r"rank\S* .* ended with 1: ModuleNotFoundError: No module named 'missing': install it",
     "nan": r"rank 1 on nan-1\S* ended with 1: ValueError: the loss is nan",
     "disk": r"rank 1 on disk-1\S* ended with 1: OSError: \[Errno 28\] No space left on device: a disk is full",
-    "port": r"rank 1 on port-1\S* ended with 1: OSError: \[Errno 98\] Address already in use.*: another program has",
+    "port": r"rank 1 on port-1\S* ended with 1: OSError: \[Errno 98\] Address already in use.*: another process has it",
     "path": r"rank\S* .* ended with 2: \S+: can't open file '\S+other.py': .*: that path does not exist there",
     "image": r"pod image-\d\S* on \S+ waits: ErrImagePull: a node cannot pull the image",
-    "memory": r"pod memory-1\S* on \S+ exited with code 137 \(Error\): its memory limit or its grace period",
+    "memory": r"pod memory-1\S* on \S+ exited with code 137 \(Error\): killed: its memory limit",
 }
 
 
