@@ -9,8 +9,7 @@ given rate.
     bf16        ours against that fastest native fp32 variant, and against native's bf16_compress_hook
 
 Variants take turns as in benchmarks/ddp.py.  Losses of the fp32 variants must agree.  The bf16 variants round, so
-their losses are reported, not compared.  The overlap is the share of communication that runs during backward.  It
-comes from torch.profiler: the share of all-reduce time that lies before the end of backward's last operator.
+their losses are reported, not compared.
 """
 
 import statistics
@@ -32,7 +31,6 @@ COMPARISONS = {
     "bf16": ("ours_bf16", "native_bf16", 1.0),
 }
 RANKS = 2
-PROFILED_STEPS = 3
 LOSS_TOLERANCE = 0.01
 _TIMEOUT_S = 800.0
 
@@ -51,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     shared = {"workload": options.workload, "rounds": options.rounds, "steps": options.steps}
     settings = shared | {"batch_size_per_rank": WORKLOADS[options.workload].batch_size, "ranks": RANKS, "threads": 1}
     for rate in options.mbit_per_s:
-        task = shared | {"variants": VARIANTS, "mbit_per_s": rate, "profiled_steps": PROFILED_STEPS}
+        task = shared | {"variants": VARIANTS, "mbit_per_s": rate}
         with start_nodes(RANKS) as nodes:
             outcome = run_ranks(time_variants, nodes, _TIMEOUT_S, **task)[0]
         result = compare(outcome) | {"settings": settings | {"mbit_per_s": rate}, "machine": machine()}
@@ -81,7 +79,6 @@ def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "ratio_quartiles": {name: quartiles(values) for name, values in by_round.items()},
         "ratios": by_round,
         "best_native": best,
-        "overlap_share": {variant: statistics.median(shares) for variant, shares in outcome["overlap_share"].items()},
         "median_step_seconds": {variant: statistics.median(values) for variant, values in seconds.items()},
         "last_loss": {variant: values[-1] for variant, values in losses.items()},
         "loss_difference": difference,
@@ -99,8 +96,7 @@ def in_words(result: Mapping[str, Any]) -> str:
         target = result["ratio_at_most"][name]
         lines.append(f"  {name}: {ratio:.3f} [{low:.3f}, {high:.3f}] (target: at most {target:g})")
     for variant, seconds in result["median_step_seconds"].items():
-        share = result["overlap_share"][variant]
-        lines.append(f"  {variant}: {seconds:.3f} s a step, {share:.0%} of communication during backward")
+        lines.append(f"  {variant}: {seconds:.3f} s a step")
     verdict = "losses agree" if result["losses_agree"] else "LOSSES DIFFER: the ratios mean nothing"
     return "\n".join([*lines, f"  {verdict}"])
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from benchmarks.measure import in_turns, seconds_per_step
 from benchmarks.network import limit_rate
-from benchmarks.overlap import overlap_share_of
 from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS, loss_of
 from train.strategies.average_after_backward import AverageAfterBackward
@@ -64,12 +63,10 @@ def time_variants(
     steps: int,
     device: str = "cpu",
     mbit_per_s: float | None = None,
-    profiled_steps: int = 0,
 ) -> dict[str, Any]:
     """Return the seconds per step of each variant by round, and the mean loss of each step.
 
-    With `mbit_per_s` the nodes send no faster than that.  With `profiled_steps`, as many steps at the end also give the
-    share of communication during backward.
+    With `mbit_per_s` the nodes send no faster than that.
     """
     if mbit_per_s is not None:
         limit_rate(mbit_per_s)
@@ -78,12 +75,7 @@ def time_variants(
         for _ in range(WARM_UP_STEPS):
             run.step()
     seconds = in_turns({variant: partial(_turn, run, steps) for variant, run in runs.items()}, rounds)
-    result = {"step_seconds": seconds, "losses": {variant: run.mean_losses() for variant, run in runs.items()}}
-    if profiled_steps:
-        result["overlap_share"] = {
-            variant: [overlap_share_of(run.step) for _ in range(profiled_steps)] for variant, run in runs.items()
-        }
-    return result
+    return {"step_seconds": seconds, "losses": {variant: run.mean_losses() for variant, run in runs.items()}}
 
 
 def losses_in_double(workload: str, variants: Sequence[str], steps: int, device: str = "cpu") -> dict[str, list[float]]:

@@ -95,7 +95,7 @@ def main(data_root: str) -> None:
         found = dict(on_slurm(folder / "slurm"))
         curves = {}
         pages = sorted((ROOT / "docs").glob("*.md"))
-        words = [sys.executable, "-m", "train.datasets.tokens", "--data-root", folder, *pages]
+        words = [sys.executable, "-m", "train.datasets.tokens", "--data-root", str(folder), *map(str, pages)]
         subprocess.run(words, cwd=ROOT, check=True)
         for job, runs in _RUNS.items():
             root = f"train.data_root={folder if job == 'gpt' else data_root}"

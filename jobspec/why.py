@@ -46,7 +46,7 @@ _OF_OTHERS = {
     "collective operation timeout": "a rank hangs: the key watch names it",
     "TIME LIMIT|DeadlineExceeded": "it ran out of time: see time_limit",
     "(?i:node.fail)|PREEMPT": "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
-    "NodeNotReady|TaintManager": "a node is lost: the key preemption lets the job go on once its pods may be replaced",
+    "NodeNotReady|TaintManager": "a node is lost: with the key preemption new pods resume the job",
     "ErrImagePull|ImagePullBackOff|pull access denied": "a node cannot pull the image",
     "Evicted": "the kubelet evicted the pod, and `kubectl describe` says why: see resources, mounts",
     "clients joined": "the others were late: look at their disks and network, or raise rendezvous.timeout",

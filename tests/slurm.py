@@ -42,9 +42,8 @@ flags = dict(word[2:].partition("=")[::2] for word in words[:split])
 nodes = open(f"{here}/nodes").read().split()
 nodes = flags["nodelist"].split(",") if "nodelist" in flags else nodes
 nodes = nodes[: int(flags.get("nodes", len(nodes)))]
-per_node = int(flags["ntasks-per-node"])
+per_node, running = int(flags["ntasks-per-node"]), []
 count = per_node * len(nodes)
-running = []
 for task in range(count):
     node, local = divmod(task, per_node)
     pid = os.fork()

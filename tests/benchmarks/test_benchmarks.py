@@ -13,7 +13,6 @@ from torch import Tensor
 
 from benchmarks import ddp, ddp_network, render
 from benchmarks.network import missing_for_nodes
-from benchmarks.overlap import overlap_share
 from benchmarks.own_loop import NEEDS
 from benchmarks.ranks import HERE, ROOT, python_path, run_ranks
 from benchmarks.variants import NATIVE, PLAIN
@@ -98,26 +97,11 @@ def test_ratio_is_that_to_the_fastest_native_variant_and_losses_that_differ_are_
 
 
 @needs_nodes
-def test_network_benchmark_compares_each_wire_format_and_reports_the_overlap(tmp_path: Path) -> None:
+def test_network_benchmark_compares_each_wire_format(tmp_path: Path) -> None:
     settings = ("--mbit-per-s=1000", "--workload=mlp", "--rounds=1", "--steps=1")
     result = result_of("ddp_network_1000", tmp_path, "ddp_network", *settings)
     assert set(result["ratio"]) == set(ddp_network.COMPARISONS)
-    assert set(result["overlap_share"]) == set(ddp_network.VARIANTS)
-
-
-@pytest.mark.parametrize(
-    ("all_reduces", "backward_end", "share"),
-    [
-        pytest.param([(1.0, 2.0)], 3.0, 1.0, id="before the end of backward"),
-        pytest.param([(2.0, 6.0)], 3.0, 0.25, id="across the end of backward"),
-        pytest.param([(2.0, 4.0), (0.0, 3.0), (1.0, 2.0)], 2.0, 0.5, id="two under way count once"),
-        pytest.param([(0.0, 1.0), (9.0, 10.0)], 5.0, 0.5, id="time between two does not count"),
-    ],
-)
-def test_overlap_is_the_share_of_the_time_in_which_an_all_reduce_is_under_way(
-    all_reduces: list[tuple[float, float]], backward_end: float, share: float
-) -> None:
-    assert overlap_share(all_reduces, backward_end) == share
+    assert set(result["step_seconds"]) == set(ddp_network.VARIANTS)
 
 
 def test_render_benchmark_reports_a_ratio_for_each_target_and_size(tmp_path: Path) -> None:
