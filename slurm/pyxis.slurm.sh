@@ -70,7 +70,7 @@ requeue() {
 }
 trap requeue USR1
 
-# Once one node has ended, also well, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
+# Once the task of one node has ended, with success or not, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
 trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
   '--container-image=registry.example#change-me:1.0' \

@@ -90,7 +90,8 @@ def failure_policy(job: Job) -> str:
     if job.nodes.elastic:
         return "If a node is lost, the others continue until Slurm requeues the job."
     if job.preemption:
-        return f"Once one node has ended, also well, the others have {job.preemption.grace} s (preemption.grace)."
+        grace = f"{job.preemption.grace} s (preemption.grace)"
+        return f"Once the task of one node has ended, with success or not, the others have {grace}."
     return "If a node fails, srun ends the others: they would only wait for it."
 
 

@@ -122,7 +122,7 @@ epilogue() {
 }
 trap epilogue EXIT
 
-# Once one node has ended, also well, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
+# Once the task of one node has ended, with success or not, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
 trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --mpi=pmix \
   '--container-image=registry.example#team/train:1.0' \

@@ -82,7 +82,7 @@ requeue() {
 }
 trap requeue USR1
 
-# Once one node has ended, also well, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
+# Once the task of one node has ended, with success or not, the others have 120 s (preemption.grace).  Then render-job, if it is installed here, says what failed first.
 trap '[[ ! -f /dev/stderr ]] || tail -c 20M /dev/stderr | render-job why - 2>/dev/null || true' ERR
 srun --ntasks-per-node=4 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=120 bash -ec job_task & step=$!
 wait "$step" && completed || code=$?
