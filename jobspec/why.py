@@ -47,7 +47,9 @@ _OF_OTHERS = {
     "TIME LIMIT|DeadlineExceeded": "it ran out of time: see time_limit",
     "(?i:node.fail)|PREEMPT": "Slurm took a node, or a node is lost: the key preemption lets the job be requeued",
     "NodeNotReady|TaintManager": "a node is lost: with the key preemption new pods resume the job",
-    "ErrImagePull|ImagePullBackOff|pull access denied": "a node cannot pull the image",
+    "ErrImage|ImagePullBackOff|import docker image|Unable to handle docker|initializing source": (
+        "a node cannot pull the image: look at its name, and at the node's access to the registry"
+    ),
     "Evicted": "the kubelet evicted the pod, and `kubectl describe` says why: see resources, mounts",
     "clients joined": "the others were late: look at their disks and network, or raise rendezvous.timeout",
     "communicator data from": "it does not answer NCCL: it is stopped or dead, or its node is",
