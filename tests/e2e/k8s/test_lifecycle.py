@@ -10,8 +10,6 @@ from tests.clusters import KINDS
 from tests.e2e.k8s.cluster import RESOURCES, Cluster
 from tests.e2e.k8s.specs import STEPS, job, rendered, training
 
-GRACE_S = 120  # of every pod that we render
-
 
 def steps_once(run: Path) -> bool:
     """Whether the run has made each step, and none of them twice."""
