@@ -159,6 +159,8 @@ def environment(templates: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        comment_start_string="<#",  # bash has ${#name}
+        comment_end_string="#>",
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
     for_shells = sh, argv, by_flag, folded, assignments, directive, run_lines, comment, comments

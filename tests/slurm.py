@@ -86,7 +86,7 @@ sys.exit(worst)
 _SCONTROL = """#!/bin/sh
 case "$1 $2" in
 "show hostnames") [ "$3" = "$SLURM_JOB_NODELIST" ] && cat "$STAND_IN/nodes" ;;
-"update JobId=$SLURM_JOB_ID") echo "export KEPT=${3#*=}" > "slurm_job_${SLURM_JOB_ID}_resize.sh" ;;
+"update JobId=$SLURM_JOB_ID") [ "${SLURM_JOBID-}" ] || echo "${3#*=}" > "$STAND_IN/kept" ;;
 requeue*) echo "$2" >> "$STAND_IN/requeued" ;;
 "update job="*) [ "${3%%=*}" != Comment ] || echo "${3#*=}" > "$STAND_IN/comment" ;;
 *) exit 99 ;;

@@ -140,10 +140,10 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
             f"slurm: {{runtime: {runtime}, launcher: {launcher}}}\n"
         )
         # Without the Python and awk of spares.
-        text = re.sub(r"(<<'END'|awk ).*?\n(END| +}'[^\n]*)\n", "<\n", render("slurm", str(job)), flags=re.DOTALL)
+        text = re.sub(r"(<<'END'|awk ).*?\n(END|[^\n]*}')\n", "<\n", render("slurm", str(job)), flags=re.DOTALL)
         scripts.append(text)
     code = [line for text in scripts for line in text.splitlines() if not line.startswith("#")]
-    set_in_bash = re.compile(r"(?:^|[ ;({])([a-z]\w*)\+?=|\bfor (\w+) in|\bread .* (\w+)(?: <|;)")
+    set_in_bash = re.compile(r"(?:^|[ ;({])([a-z]\w*)\+?=|\bfor (\w+) in|\b(?:read|mapfile) .* (\w+)(?: <|;)")
     found = {name for line in code for name in set_in_bash.findall(line)}
     names = {next(filter(None, one)) for one in found} - {"type"}  # of a mount
     assert names == rules.VARIABLES_OF_SCRIPT

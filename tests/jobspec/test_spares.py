@@ -9,7 +9,7 @@ from tests.slurm import TWO_NODES, Cluster, directives, rendered
 
 _SPEC = TWO_NODES.replace("nodes: 2", "nodes: 3\nspares: 2")
 _NODES = ("n1", "n2", "n3", "n4", "n5")
-_SAYS = "{} product 100.5 GFLOP/s copy 9.75 GB/s link 900 MB/s allowed 8 CPUs\n"
+_SAYS = "{} measured allowed 8 CPUs copy 9.75 GB/s link 900 MB/s product 100.5 GFLOP/s\n"
 _SLOW = ": most nodes have twice as much;"
 _AGAIN = "to have other nodes next time: sbatch --exclude="
 _NOT_STARTED = "not started: {} good nodes, not 3"
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
         [],
         [
             "n1 is left out: no answer",
-            f"n3 is left out: link 9 MB/s{_SLOW} allowed 0.25 CPUs{_SLOW}",
+            f"n3 is left out: allowed 0.25 CPUs{_SLOW} link 9 MB/s{_SLOW}",
             "n5 is left out: RuntimeError 1 of 2 GPUs",
             f"{_AGAIN}n1,n3,n5",
             _NOT_STARTED.format(2),
@@ -78,5 +78,7 @@ def test_only_good_nodes_run_the_job(case: str, launcher: str, own_cluster: Clus
     assert out.splitlines() == messages
     calls = sorted(own_cluster.calls().items())
     assert list(dict.fromkeys(call.env["SLURMD_NODENAME"] for _, call in calls)) == chosen
-    released = {(call.env["MASTER_ADDR"], call.env["KEPT"]) for _, call in calls}
-    assert released == ({(chosen[0], ",".join([*chosen, "n1"]))} if chosen else set())
+    firsts = {(call.env["MASTER_ADDR"], call.env["SLURM_JOB_NODELIST"]) for _, call in calls}
+    assert firsts == ({(chosen[0], ",".join(chosen))} if chosen else set())
+    kept = tmp_path / "kept"
+    assert (kept.read_text() if kept.exists() else "") == (f"{','.join([*chosen, 'n1'])}\n" if chosen else "")

@@ -1,5 +1,7 @@
 """More nodes than the job needs: each measures itself, and a bad one gets no rank."""
 
+import os
+import random
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +16,7 @@ from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
 pytestmark = pytest.mark.timeout(2400)
+_DRAWS = int(os.environ.get("SPARE_DRAWS", "1"))
 
 _SPEC = """
 name: spare
@@ -21,7 +24,8 @@ nodes: {nodes}
 spares: {spares}
 procs_per_node: 2
 device: cuda
-command: [sh, -c, 'echo "rank $RANK of $WORLD_SIZE is on $(hostname), the first one is $MASTER_ADDR"']
+command: [sh, -c, 'echo "rank $RANK of $WORLD_SIZE is on $(hostname) of
+  $(scontrol show hostnames | xargs), first $MASTER_ADDR"']
 no_python: true
 env: {{TMPDIR: /media, PYTHONPATH: {folder}, OMP_NUM_THREADS: "1"}}
 resources: {{cpus: 2}}
@@ -79,7 +83,7 @@ def slow_cpu(cluster: Cluster, name: str) -> Iterator[None]:
     """Let the kernel give the node's processes a quarter of a CPU."""
     machine, groups = cluster.machines[name], Path("/sys/fs/cgroup")
     groups /= "cpu" if (groups / "cpu").exists() else "."
-    group = groups / f"slow-{name}"
+    group = groups / f"slow-{os.getpid()}-{name}"
     group.mkdir()
     file, limit = ("cpu.max", "25000 100000") if (group / "cpu.max").exists() else ("cpu.cfs_quota_us", "25000")
     (group / file).write_text(limit)
@@ -94,12 +98,12 @@ def slow_cpu(cluster: Cluster, name: str) -> Iterator[None]:
 
 @contextmanager
 def hangs(cluster: Cluster, name: str) -> Iterator[None]:
-    """Stop Slurm's process of the first step there until the node is left out."""
-    step, logs = "pkill -{} -f '^slurmstepd: .[0-9]*[.][0-9]'", f"$(ls -t {cluster.folder}/spare-*.log | head -n 1)"
-    stop = f"until {step.format('STOP')}; do sleep 0.1; done; until grep '{name} is left' {logs}; do sleep 1; done"
-    with subprocess.Popen(
-        cluster.machines[name].inside(["timeout", "900", "bash", "-c", f"{stop}; {step.format('CONT')}"])
-    ):
+    """Stop Slurm's processes of all steps there until the node is left out."""
+    steps, begun = "pkill -{} -f '^slurmstepd: .[0-9]*[.][0-9]'", cluster.folder / "begun"
+    begun.touch()
+    left_out = f"grep -qs '{name} is left' /dev/null $(find {cluster.folder}/spare-*.log -newer {begun})"
+    stop = f"until (( SECONDS > 900 )) || {left_out}; do {steps.format('STOP')}; sleep 0.2; done"
+    with subprocess.Popen(cluster.machines[name].inside(["bash", "-c", f"{stop}; {steps.format('CONT')}"])):
         yield
 
 
@@ -113,7 +117,7 @@ def fewer_gpus(cluster: Cluster, name: str) -> Iterator[None]:
     cluster.machines[name].run("umount", tool)
 
 
-_WHY: dict[Fault, str] = {
+_WHY: dict[Fault, str] = {  # the last one is not among the six of the draws
     full_disk: "No space left on device",
     slow_link: "link ",
     wrong_name: "is a loopback address here",
@@ -144,9 +148,8 @@ def check(cluster: Cluster, spares: int, faults: Mapping[str, Fault]) -> None:
         assert (state, f"not started: {len(good)} good nodes, not {wanted}" in said) == ("FAILED", True), cluster.logs()
     else:
         assert state == "COMPLETED", cluster.logs()
-        ranks = [
-            f"rank {r} of {2 * wanted} is on {good[r // 2]}, the first one is {good[0]}" for r in range(2 * wanted)
-        ]
+        among = f"of {' '.join(good[:wanted])}, first {good[0]}"
+        ranks = [f"rank {r} of {2 * wanted} is on {good[r // 2]} {among}" for r in range(2 * wanted)]
         assert sorted(line for line in said.splitlines() if line.startswith("rank")) == sorted(ranks)
 
 
@@ -160,6 +163,18 @@ def check(cluster: Cluster, spares: int, faults: Mapping[str, Fault]) -> None:
 )
 def test_a_bad_node_is_named_and_gets_no_rank(name: str, fault: Fault | None, cluster: Cluster) -> None:
     check(cluster, 1, {name: fault} if fault else {})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400 * _DRAWS)
+def test_of_eight_nodes_up_to_three_bad_ones_are_named_and_get_no_rank(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, names = tmp_path_factory.mktemp("eight"), [f"n{number}" for number in range(1, 9)]
+    with Cluster(folder, names, 300, [tmp_path_factory.getbasetemp()], cluster.release) as eight:
+        for seed in range(_DRAWS):
+            draw = random.Random(seed)
+            check(eight, 3, {name: draw.choice([*_WHY][:-1]) for name in draw.sample(names, draw.randint(0, 3))})
 
 
 @pytest.mark.slow
