@@ -14,7 +14,7 @@ from jobspec.spec.keys import given
 from jobspec.spec.rules import Rule, names_in_env
 
 # Variables that the script itself sets.
-_OF_SPARES = "answered answers bad checking deadline enough fit good hosts i line lines lost node program rate wanted"
+_OF_SPARES = "answers bad checking column deadline enough fit found good hosts line lines lost node program rate wanted"
 VARIABLES_OF_SCRIPT = {"code", "ended", "gpus", "job", "name", "scratch", "step", *_OF_SPARES.split()}
 
 _HIDES_GPUS = "this option may hide GPUs from the processes"
