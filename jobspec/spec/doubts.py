@@ -80,8 +80,10 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
     why = dict.fromkeys(
         ("checkpoint_dir", "run_dir", "export"), "lost with the container: mount a source or claim there"
     )
-    if job.train and job.train.dataset not in ("digits", "synthetic", "mnist", "fashion_mnist"):  # made or fetched
-        why["data_root"] = "inside the container: mount a source or claim there, unless the image has the data"
+    if job.train and job.train.dataset not in ("digits", "synthetic"):
+        fetched = job.train.dataset in ("mnist", "fashion_mnist")
+        otherwise = "or each start fetches the data" if fetched else "unless the image has the data"
+        why["data_root"] = f"inside the container: mount a source or claim there, {otherwise}"
     for key, reason in why.items():
         path = getattr(job.train, key, None)
         if path is not None and job.workdir and not path.startswith("~"):
