@@ -39,7 +39,9 @@ with open(f"{here}/environment-of-srun", "w") as record:
     record.write("\\n".join(f"{name}={value}" for name, value in os.environ.items()))
 split = next(i for i, word in enumerate(words) if not word.startswith("--"))
 flags = dict(word[2:].partition("=")[::2] for word in words[:split])
-nodes = open(f"{here}/nodes").read().split()
+if flags.get("exclude") == "" and "LAUNCH_FAILS" in os.environ:
+    sys.exit(os.environ["LAUNCH_FAILS"])
+nodes = [node for node in open(f"{here}/nodes").read().split() if node not in flags.get("exclude", "").split(",")]
 nodes = flags["nodelist"].split(",") if "nodelist" in flags else nodes
 nodes = nodes[: int(flags.get("nodes", len(nodes)))]
 per_node, running = int(flags["ntasks-per-node"]), []

@@ -14,8 +14,8 @@ from jobspec.spec.keys import given
 from jobspec.spec.rules import Rule, names_in_env
 
 # Variables that the script itself sets.
-_OF_SPARES = "answers bad checking column deadline enough fit found good hosts line lines lost node program rate wanted"
-VARIABLES_OF_SCRIPT = {"code", "ended", "gpus", "job", "name", "scratch", "step", *_OF_SPARES.split()}
+_OF_SPARES = "answers asked bad column deadline enough fit found good hosts line lines lost node program rate wanted"
+VARIABLES_OF_SCRIPT = {"checking", "code", "ended", "gpus", "job", "name", "scratch", "step", *_OF_SPARES.split()}
 
 _HIDES_GPUS = "this option may hide GPUs from the processes"
 

@@ -57,17 +57,22 @@ CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
 }
 
 
+def _measured(cluster: Cluster, said: dict[str, str]) -> None:
+    """Let the check of each node print `said` or, of the others, good rates."""
+    cluster.nodes = _NODES
+    for node in _NODES:
+        (cluster.folder / node).write_text(said.get(node, _SAYS).replace("{}", node))
+    measures = f'#!/bin/bash\n[[ $1 != -c ]] || exec cat "{cluster.folder}/$3"\n'
+    cluster.install_recorder("program")
+    cluster.install("python3", measures + 'exec program "$@"\n')
+    cluster.install("torchrun", '#!/bin/bash\nexec program "$@"\n')
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 @pytest.mark.parametrize("case", CASES)
 def test_only_good_nodes_run_the_job(case: str, launcher: str, own_cluster: Cluster, tmp_path: Path) -> None:
     said, chosen, messages = CASES[case]
-    own_cluster.nodes = _NODES
-    for node in _NODES:
-        (tmp_path / node).write_text(said.get(node, _SAYS).replace("{}", node))
-    measures = f'#!/bin/bash\n[[ $1 != -c ]] || exec cat "{tmp_path}/$3"\n'
-    own_cluster.install_recorder("program")
-    own_cluster.install("python3", measures + 'exec program "$@"\n')
-    own_cluster.install("torchrun", '#!/bin/bash\nexec program "$@"\n')
+    _measured(own_cluster, said)
     text = rendered(own_cluster, _SPEC, f"slurm.launcher={launcher}")
     assert directives(text)["nodes"] == "5"
     if not said:
@@ -82,3 +87,12 @@ def test_only_good_nodes_run_the_job(case: str, launcher: str, own_cluster: Clus
     assert firsts == ({(chosen[0], ",".join(chosen))} if chosen else set())
     kept = tmp_path / "kept"
     assert (kept.read_text() if kept.exists() else "") == (f"{','.join([*chosen, 'n1'])}\n" if chosen else "")
+
+
+def test_without_a_node_that_srun_cannot_reach_all_others_measure_anew(own_cluster: Cluster) -> None:
+    _measured(own_cluster, {})
+    said = _SAYS.replace("{}", "n1") + "srun: error: Task launch for StepId=1.0 failed on node n2: Socket timed out"
+    status, out = own_cluster.run(rendered(own_cluster, _SPEC), SLURM_JOB_NUM_NODES="5", LAUNCH_FAILS=said)
+    assert status == 0 and "n2 is left out: no answer" in out
+    again, job = own_cluster.sruns()[1:]
+    assert {"--nodes=4", "--exclude=n2"} < {*again} and "--nodelist=n1,n3,n4" in job
