@@ -5,7 +5,7 @@ import random
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,8 @@ def slow_cpu(cluster: Cluster, name: str) -> Iterator[None]:
         yield
         machine.run("pkill", "-KILL", "-f", "while sleep 0.1")
     for process in (group / "cgroup.procs").read_text().split():
-        (groups / "cgroup.procs").write_text(process)
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            (groups / "cgroup.procs").write_text(process)
     group.rmdir()
 
 
