@@ -128,7 +128,7 @@ class Compose:
 
     def log_by_its_head(self) -> str:
         """What the command prints that the file's head names for the time after Ctrl-C."""
-        (words,) = re.findall(r"^# After Ctrl-C .*: docker (compose .* logs .*)", self.file.read_text(), re.MULTILINE)
+        (words,) = re.findall(r"said last: docker (compose .* logs [^.|]*)\.", self.file.read_text())
         return self.docker(*words.split())
 
     def start(self) -> subprocess.Popen[str]:
