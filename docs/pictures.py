@@ -120,7 +120,7 @@ def badges() -> str:
         width = 7.4 * len(name) + 8.6 * len(value) + 26
         parts += [_box(x, 1, width, 26), _text(x + 8, 19, name, "note"), _text(x + 16 + 7.4 * len(name), 19, value)]
         x += width + 8
-    return _picture(840, 28, ", ".join(" ".join(fact) for fact in facts.items()), parts)
+    return _picture(round(x), 28, ", ".join(" ".join(fact) for fact in facts.items()), parts)
 
 
 def gallery(recorded: dict[str, Any]) -> str:
