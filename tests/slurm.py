@@ -30,7 +30,7 @@ RUNTIMES = get_args(Slurm.model_fields["runtime"].annotation)
 # first task that fails ends the others with SIGKILL after --kill-on-bad-exit=1, the first that ends at all does so
 # after --wait seconds.  SIGTERM to srun itself is SIGKILL for the tasks.
 _SRUN = """
-import os, signal, sys, time
+import contextlib, os, signal, sys, time
 here, words = os.environ["STAND_IN"], sys.argv[1:]
 # Two may start at the same time.
 with open(f"{here}/srun-{time.monotonic_ns():020}-{os.getpid()}", "xb") as record:
@@ -44,8 +44,8 @@ if flags.get("exclude") == "" and "LAUNCH_FAILS" in os.environ:
 nodes = [node for node in open(f"{here}/nodes").read().split() if node not in flags.get("exclude", "").split(",")]
 nodes = flags["nodelist"].split(",") if "nodelist" in flags else nodes
 nodes = nodes[: int(flags.get("nodes", len(nodes)))]
-per_node, running = int(flags["ntasks-per-node"]), []
-count = per_node * len(nodes)
+per_node = int(flags["ntasks-per-node"])
+count, running = per_node * len(nodes), []
 for task in range(count):
     node, local = divmod(task, per_node)
     pid = os.fork()
@@ -65,10 +65,8 @@ with open(f"{here}/pids", "w") as pids:
 def end_tasks(*_):
     for pid in running:
         for kill in (os.kill, os.killpg):  # one that was just forked may have no session yet
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
 signal.signal(signal.SIGTERM, end_tasks)
 signal.signal(signal.SIGALRM, end_tasks)
@@ -121,8 +119,7 @@ esac
 _CONTAINER = """#!/bin/bash
 [[ $1 == run ]] || exit 99
 shift
-env=()
-words=()
+env=() words=()
 while [[ $1 == --* ]]; do
   name=${1#--env=}
   if [[ $name != "$1" && -v $name ]]; then env+=("$name=${!name}"); fi
