@@ -63,8 +63,8 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
         place = source.items[path]
         quoted = f'"{place.written}"'
         hint += f": {shlex.quote(quoted) if place.option else quoted}"  # a shell removes the outer quotes
-    elif value is None and "options" in path:  # as in {mail-type: END,FAIL}
-        hint = 'within { } a comma ends a value; keep it in quotes: "END,FAIL"'
+    elif value is None and path[:-1] in (("slurm", "options"), ("slurm", "srun_options")):  # {mail-type: END,FAIL}
+        hint = 'within { } a value with a comma needs quotes, such as "END,FAIL"'
     # The carets go under the key if the value has several lines or none.
     on_key = value is None or isinstance(value, dict | list)
     return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value, path, source.secrets)}", hint, on_key)
